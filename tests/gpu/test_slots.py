@@ -102,15 +102,6 @@ def test_tensors_on_the_device_are_gathered_there() -> None:
     assert sorted(int(v) for x, _ in it for v in x) == list(range(100))
 
 
-def test_a_full_cache_on_the_device() -> None:
-    staged = stoker.Staged(Marked(64), cache="device")
-    loader = stoker.DataLoader(staged, batch_size=8, num_workers=2, shuffle=True)
-    for _ in range(3):
-        for x, i in loader:
-            assert torch.equal(x[:, 0].cpu(), i.cpu())
-    assert x.is_cuda
-
-
 def test_a_failed_call_leaves_no_error_behind() -> None:
     from stoker.device.cuda import Cuda
 

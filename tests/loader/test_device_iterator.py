@@ -6,30 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import stoker
 from stoker.core.errors import StokerWarning
 from stoker.loader import device_iterator
 from stoker.loader.device_iterator import ResidentIter
-from stoker.staging import device_tier
 
 N = 50
-
-
-class Source(Dataset[Any]):
-    def __init__(self, ragged: bool = False) -> None:
-        self.ragged = ragged
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, i: int) -> Any:
-        return torch.full((1 + i % 3 if self.ragged else 3, 4), float(i)), i
-
-
-def stay(samples: list[Any]) -> list[Any]:
-    return samples
 
 
 def same(a: Any, b: Any) -> bool:
@@ -58,25 +42,7 @@ NAMES = ["inline", "workers", "persistent", "auto"]
 
 @pytest.fixture
 def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_tier, "accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(device_iterator, "is_on_device", lambda _: True)
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
-@pytest.mark.parametrize("subset", [False, True], ids=["all", "subset"])
-@pytest.mark.few(2)
-def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
-    standing_in: None, settings: dict[str, Any], subset: bool
-) -> None:
-    def made(data: Any) -> Any:
-        return Subset(data, range(N - 1, -1, -1)) if subset else data
-
-    want, _ = epochs(made(Source()), **settings)
-    staged = stoker.Staged(Source(), cache="device")
-    got, kinds = epochs(made(staged), **settings)
-    assert [k is ResidentIter for k in kinds] == [False, True, True, True]
-    assert all(map(same, want, got))
-    assert "batches are made on cpu" in staged.report
 
 
 @pytest.mark.few(1)
@@ -90,74 +56,6 @@ def test_tensors_on_a_device_are_gathered_there(standing_in: None, settings: dic
     got, kinds = epochs(data, pin_memory=True, **settings)
     assert set(kinds) == {ResidentIter}
     assert all(map(same, want, got))
-
-
-def test_a_device_that_is_too_small_is_said(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 100)
-    staged = stoker.Staged(Source(), cache="device")
-    with pytest.warns(StokerWarning, match="half of what is free on cpu is 50") as said:
-        _, kinds = epochs(staged)
-    assert len(said) == 1
-    assert ResidentIter not in kinds
-
-
-class Turned(Source):
-    def __getitem__(self, i: int) -> Any:
-        return torch.arange(12, dtype=torch.float32).view(4, 3).t() + i, i
-
-
-def test_strided_samples_keep_their_strides(standing_in: None) -> None:
-    want, _ = epochs(Turned())
-    got, kinds = epochs(stoker.Staged(Turned(), cache="device"), num_workers=2)
-    assert kinds[-1] is ResidentIter
-    assert all(map(same, want, got))
-
-
-def test_ragged_samples_stay_in_memory(standing_in: None) -> None:
-    staged = stoker.Staged(Source(ragged=True), cache="device")
-    loader = stoker.DataLoader(staged, num_workers=1)  # of one sample
-    list(loader)
-    with pytest.warns(StokerWarning, match="not all of one shape"):
-        kinds = [type(iter(loader))]
-    assert ResidentIter not in kinds
-
-
-def test_a_collate_of_ones_own_stays_with_the_workers(standing_in: None) -> None:
-    with pytest.warns(StokerWarning, match="collate_fn is not") as said:
-        _, kinds = epochs(stoker.Staged(Source(), cache="device"), collate_fn=stay)
-    assert sum(issubclass(warning.category, StokerWarning) for warning in said) == 1
-    assert ResidentIter not in kinds
-
-
-def test_what_is_augmented_as_a_batch_is_augmented_there(standing_in: None) -> None:
-    staged = stoker.Staged(Source(), prepare=tuple, augment_batch=lambda b: (b[0] + 1, b[1]), cache="device")
-    got, kinds = epochs(staged, num_workers=1)
-    assert kinds[-1] is ResidentIter
-    assert all(torch.equal(x[:, 0, 0], y + 1.0) for x, y in got)
-
-
-def test_without_an_accelerator_it_is_said_and_kept_in_memory() -> None:
-    if device_tier.accelerator() is not None:
-        pytest.skip("there is one")
-    with pytest.warns(StokerWarning, match="there is no accelerator"):
-        staged = stoker.Staged(Source(), cache="device")
-    _, kinds = epochs(staged)
-    assert ResidentIter not in kinds
-    assert staged.account.filled == N
-
-
-def test_a_dataset_that_changes_is_not_served_from_the_device(standing_in: None) -> None:
-    source = Source()
-    staged = stoker.Staged(source, cache="device")
-    loader = stoker.DataLoader(staged, batch_size=10, num_workers=1)
-    for _ in range(2):
-        list(loader)
-    source.ragged = 0  # type: ignore[assignment]
-    with pytest.warns(StokerWarning, match="discarded"):
-        it = iter(loader)
-    assert not isinstance(it, ResidentIter)
-    assert len(list(it)) == N // 10
-    assert isinstance(iter(loader), ResidentIter)
 
 
 class Touches(Dataset[Any]):

@@ -22,7 +22,6 @@ from stoker.device.prefetch import DeviceIter
 from stoker.loader import device_iterator
 from stoker.loader.device_iterator import ResidentIter
 from stoker.loader.pin_thread import PinnedPool
-from stoker.staging import device_tier
 from stoker.workers.protocol import WorkerReply
 from tests.device.helpers import LateCopies
 from tests.helpers import draw, room_for_workers
@@ -246,7 +245,6 @@ def test_a_state_and_samples_that_fail(workers: int) -> None:
 
 @pytest.fixture
 def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_tier, "accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(device_iterator, "is_on_device", lambda _: True)
 
 

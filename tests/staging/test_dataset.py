@@ -762,13 +762,12 @@ def test_words_from_elsewhere_do_no_harm() -> None:
             Layout(words, pickles=False)
 
 
-def test_the_compressed_cache_is_gone() -> None:
-    for make in (
-        lambda: stoker.Staged(["x"], prepare=keep, cache="compressed"),
-        lambda: stoker.install(cache="compressed"),
-    ):
-        with pytest.raises(UsageError, match=r'is gone: use "ram"'):
-            make()
+@pytest.mark.parametrize(("gone", "instead"), [("compressed", 'use "ram"'), ("device", "a TensorDataset of")])
+def test_caches_that_are_gone_are_refused_by_name(gone: str, instead: str) -> None:
+    with pytest.raises(UsageError, match=f"is gone: {instead}"):
+        stoker.Staged(["x"], prepare=keep, cache=gone)
+    with pytest.raises(UsageError, match=f"is gone: {instead}"):
+        stoker.install(cache=gone)
 
 
 LISTS: list[Any] = [

@@ -25,7 +25,6 @@ from ..workers.read_threads import check as read_threads_check
 from . import engine
 from .adopt import AHEAD, follow
 from .arguments import SHUFFLES, auto_workers, check_own, once
-from .device_iterator import reuse_or_replace
 from .engine import get_iterator
 from .loader_state import state_of
 
@@ -242,8 +241,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if state.unclaimed_iterator is not None:
             it, state.unclaimed_iterator = state.unclaimed_iterator, None
             return it
-        if self._iterator is not None:
-            self._iterator = reuse_or_replace(self)
+        if getattr(self._iterator, "ends_with_epoch", False):
+            if hasattr(self._iterator, "_shutdown_workers"):
+                self._iterator._shutdown_workers()  # type: ignore[union-attr]
+            self._iterator = None
         it = super().__iter__()
         return it if self.device is None else ahead(it, self.device, transform=self.transform_on_device)
 

@@ -111,10 +111,10 @@ class SamplerReplay:
             return RandomState(others, ("torch",) if own is None else ())
         return RandomState(others, PROCESS_WIDE)
 
-    def preserve_rng(self, replacing: bool = False) -> AbstractContextManager[None]:
-        """Around torch's constructor of an iterator, which draws seeds. A resumed iterator has its seeds already, and
-        so has one that takes another's place (``replacing``): these move no generator."""
-        if replacing or self.saved is not None:
+    def preserve_rng(self) -> AbstractContextManager[None]:
+        """Around torch's constructor of an iterator, which draws seeds. A resumed iterator has its seeds
+        already: it moves no generator."""
+        if self.saved is not None:
             return preserved(self._generator, self._sampler_generator)
         return nullcontext()
 

@@ -13,7 +13,6 @@ from ..core.compare import equal_bits
 from ..core.types import Batch, Index, Sample
 from ..workers.gather import Select
 from ..workers.gather import select as new_tensors
-from .device_tier import DeviceTier
 from .store.store import Gone, Store
 
 
@@ -43,9 +42,8 @@ class Batches:
     ) -> None:
         self._staged = staged
         self._collate = collate
-        # A batch that is augmented is written to a slot after that; one on a device never is.
-        in_slot = staged.augment_batch is not None and not isinstance(getattr(select, "__self__", None), DeviceTier)
-        self._select = new_tensors if in_slot else select
+        # A batch that is augmented goes to a slot after that.
+        self._select = select if staged.augment_batch is None else new_tensors
         self._gathers = plain and staged.is_exact
         self._checked = False
         staged.look_again()

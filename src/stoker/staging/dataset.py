@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ..core.errors import StaleCacheError, StokerWarning, UsageError
+from ..core.errors import StaleCacheError, UsageError
 from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
 from ..core.warn import warn_user
 from ..workers.gather import Select
 from ..workers.read_threads import ReadThreads
-from . import device_tier
 from .batches import Batches
 from .branches import Vetted
 from .cache_key import key_of, name_of
@@ -59,9 +57,7 @@ class Staged(Dataset[Sample]):
         augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
             ``stoker.DataLoader``.
         cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again.
-            "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. "device": "ram" until all
-            samples are stored; from the next epoch on ``stoker.DataLoader`` makes batches on the accelerator, if they
-            are of one shape, nothing is augmented sample by sample, and half of its free memory is enough. None: none.
+            "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. None: none.
         cache_budget: bytes, ``"4GB"``, or a share of the memory granted; None: half of what is free there.
         cache_dir: where caches on disk are; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder.
         cache_key: whatever else the samples depend on, as text; another text begins another cache on disk.
@@ -112,10 +108,7 @@ class Staged(Dataset[Sample]):
         self._memories = tuple(_memories)  # of the node, for the first store and its table
         self._table: Table | None = None
         self._store: Store | None = None
-        self._device: device_tier.DeviceTier | None = None
         self._epochs_are_announced = False  # by stoker's loader
-        if cache == "device" and device_tier.accelerator() is None:
-            warnings.warn('cache="device": there is no accelerator, so it is "ram".', StokerWarning, stacklevel=2)
         self._begin_cache()
 
     def _begin_cache(self) -> None:
@@ -136,7 +129,6 @@ class Staged(Dataset[Sample]):
         if why:
             raise UsageError(f"{type(self.dataset).__name__} cannot be split: {why}. {REMEDY}")
         self._store = self._open_store()
-        self._device = None
 
     def _open_store(self) -> Store | None:
         memories, self._memories = self._memories[:1], ()  # a dataset that is changed gets its own
@@ -237,7 +229,7 @@ class Staged(Dataset[Sample]):
         yield from zip((".dataset", ".prepare", ".augment", ".augment_batch"), given, strict=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_device": None}
+        state = self.__dict__.copy()
         if get_spawning_popen() is None:
             state["_store"] = state["_table"] = None  # their memory belongs to this run and its workers
         for made in ("_prepare", "_augment", "_watch", "_memo", "_filler"):
@@ -268,8 +260,7 @@ class Staged(Dataset[Sample]):
     @property
     def report(self) -> str:
         """The cache in one line."""
-        text = NO_CACHE if self._store is None else self._store.account.describe()
-        return text if self._device is None else f"{text}; {self._device.describe()}"
+        return NO_CACHE if self._store is None else self._store.account.describe()
 
     @property
     def capacity(self) -> int:
@@ -329,7 +320,7 @@ class Staged(Dataset[Sample]):
         except UsageError as e:  # not worth ending a script
             consequence = f" From now on nothing is kept: {str(e).removesuffix('. ' + REMEDY)}."
             self._samples = len(self.dataset)
-            self._table = self.split = self._store = self._device = None
+            self._table = self.split = self._store = None
             self._bind()
         warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
 
@@ -445,14 +436,6 @@ class Staged(Dataset[Sample]):
         return part if self._augment is None else self._augment(part)
 
     # -- batches of stoker's loader
-
-    def _on_device(self, plain: bool) -> Select | None:
-        """What makes batches on the accelerator, once all samples are stored; asked in the parent for each epoch."""
-        store = self._store
-        if self.cache != "device" or store is None or not (store.usable and store.complete and self._watch.is_current):
-            return None
-        self._device = device_tier.tier_for(self._device, store, plain, self.is_exact)
-        return None if self._device is None or self._device.why else self._device.select
 
     def _stoker_batches(self, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool) -> Batches:
         """What makes batches of indices for stoker's loader."""

@@ -25,13 +25,19 @@ from .store.store import Gone, Store, size_of
 
 RAM_SHARE = 0.5  # of the free memory, where no budget is given
 DISK_SHARE = 0.5  # of the free disk
-TIERS = ("auto", "ram", "disk", "device", None)
+TIERS = ("auto", "ram", "disk", None)
+
+
+GONE = {
+    "compressed": 'use "ram", or "disk" where memory is short',
+    "device": "a TensorDataset of tensors on the device is gathered there",
+}
 
 
 def check_tier(cache: object) -> None:
     """Refuses what is no value of ``cache``. Raises UsageError: it is none."""
-    if cache == "compressed":
-        raise UsageError('cache="compressed" is gone: use "ram", or "disk" where memory is short')
+    if str(cache) in GONE:
+        raise UsageError(f"cache={cache!r} is gone: {GONE[str(cache)]}")
     if cache not in TIERS:
         raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
 
@@ -39,7 +45,7 @@ def check_tier(cache: object) -> None:
 class CachePlan(NamedTuple):
     """What to open."""
 
-    cache: str | None  # "ram", "disk", "auto" or "device"; None: no cache
+    cache: str | None  # "ram", "disk" or "auto"; None: no cache
     samples: int  # of the dataset
     slots: int  # that are cached; where calls are cached, more than samples
     budget: int  # bytes; 0: half of what is free
