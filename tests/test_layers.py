@@ -132,7 +132,6 @@ def test_the_public_names() -> None:
     """A change here is a change of the promise: say it in CHANGELOG.md."""
     assert stoker.__all__ == [
         "AllRanks",
-        "ChunkSampler",
         "DataLoader",
         "FeistelSampler",
         "Staged",
@@ -160,7 +159,6 @@ def test_the_public_names() -> None:
 
 
 def test_documented_modules_are_found_by_their_short_names() -> None:
-    assert stoker.chunks.ChunkSampler is stoker.ChunkSampler
     assert stoker.bench.measure
 
 

@@ -8,7 +8,7 @@ from . import Uncovered
 
 GROUPS = {
     "Datasets": ("Staged", "split", "share", "empty"),
-    "Order and ranks": ("ChunkSampler", "FeistelSampler", "shard", "AllRanks"),
+    "Order and ranks": ("FeistelSampler", "shard", "AllRanks"),
     "Loaders of other libraries": ("install", "installed", "uninstall", "to_device"),
     "Measuring": ("watch", "tune", "mean_std"),
     "Errors": ("StokerError", "StokerWarning"),

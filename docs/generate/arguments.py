@@ -18,7 +18,7 @@ GROUPS = {
 }
 ABOUT = {
     "Torch's": 'With torch\'s values they mean what they mean in torch. Some take more: `num_workers="auto"`, '
-    '`shuffle="feistel"` or `"chunks"`, and `pin_memory="auto"`.',
+    '`shuffle="feistel"` and `pin_memory="auto"`.',
     "Speed": "[How many workers?](../tune.md) · [Caching](../staging.md)",
     "Faults": "[Keep a run going when samples or workers fail](../faults.md)",
     "Resume": "[Resume a run](../resume.md)",

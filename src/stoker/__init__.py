@@ -6,7 +6,6 @@ from .core.version import __version__ as __version__
 
 __all__ = [
     "AllRanks",
-    "ChunkSampler",
     "DataLoader",
     "FeistelSampler",
     "Staged",
@@ -26,13 +25,11 @@ __all__ = [
 ]
 _MODULES = {
     "bench": ".commands.bench",
-    "chunks": ".sampling.chunks",
 }  # documented as stoker.bench.measure and so on
 _HOMES = {
     "AllRanks": ".loader.all_ranks",
     "StokerError": ".core.errors",
     "StokerWarning": ".core.errors",
-    "ChunkSampler": ".sampling.chunks",
     "FeistelSampler": ".sampling.order",
     "mean_std": ".commands.stats",
     "empty": ".workers.collate",
@@ -57,8 +54,6 @@ if TYPE_CHECKING:
     from .diagnosis.session import watch
     from .loader.all_ranks import AllRanks
     from .loader.dataloader import DataLoader
-    from .sampling import chunks as chunks
-    from .sampling.chunks import ChunkSampler
     from .sampling.order import FeistelSampler
     from .sampling.shard import shard
     from .staging.dataset import Staged

@@ -56,7 +56,6 @@ ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "in order": dict,
     "feistel": lambda: {"shuffle": "feistel"},
     "feistel, generator": lambda: {"shuffle": "feistel", "generator": torch.Generator().manual_seed(1)},
-    "chunks": lambda: {"shuffle": "chunks"},
     "shard": lambda: {"sampler": Shard(range(N), **OF_RANK)},
     "shard with place": lambda: {"sampler": ShardWithPlace(range(N), **OF_RANK)},
 }

@@ -231,7 +231,7 @@ def test_whatever_is_drawn(data: st.DataObject) -> None:
         "task_seeds": True,
     }
     if name == "map":
-        more["shuffle"] = draw_(st.sampled_from([True, False, "feistel", "chunks"]), label="shuffle")
+        more["shuffle"] = draw_(st.sampled_from([True, False, "feistel"]), label="shuffle")
     seed = draw_(st.none() | st.integers(0, 99), label="generator")
 
     def build(workers: int, method: str) -> Any:
@@ -324,7 +324,6 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "more than there are": lambda: {"sampler": RandomSampler(range(11), num_samples=27, generator=fixed(4))},
     "weighted": lambda: {"sampler": WeightedRandomSampler(torch.arange(11.0) + 1, 17)},
     "subset": lambda: {"sampler": SubsetRandomSampler(list(range(3, 11)), generator=fixed(2))},
-    "chunks": lambda: {"sampler": stoker.ChunkSampler(range(11), 2, 3)},
     "lazy": lambda: {"sampler": Lazy(torch_order)},
     "own place": lambda: {"sampler": OwnPlace()},
     "own epoch": lambda: {"sampler": OwnEpoch()},
@@ -418,7 +417,7 @@ def test_nothing_is_loaded_to_get_there() -> None:
             self.seen.append(i)
             return i
 
-    for shuffle in (True, "chunks", "feistel", False):
+    for shuffle in (True, "feistel", False):
         whole = [plain(b) for b in loader_of(range(10**4), 0, batch_size=100, shuffle=shuffle, generator=fixed(3))]
         loader = loader_of(range(10**4), 0, batch_size=100, shuffle=shuffle, generator=fixed(3))
         it = iter(loader)
@@ -851,7 +850,7 @@ def test_at_an_epoch_s_border_seeds_by_worker_hold_as_well() -> None:
 
 
 def test_small_for_a_billion_samples() -> None:
-    for more in ({"shuffle": "feistel"}, {"shuffle": "chunks", "generator": fixed(1)}, {}):
+    for more in ({"shuffle": "feistel"}, {"shuffle": "feistel", "generator": fixed(1)}, {}):
         loader = loader_of(range(10**9), 0, batch_size=256, **more)
         it = iter(loader)
         for _ in range(3):
@@ -859,12 +858,11 @@ def test_small_for_a_billion_samples() -> None:
         assert len(saved(loader)) < 10_000
         state = loader.state_dict()
         state["next"], state["samples"] = 10**6, 256 * 10**6
-        if more.get("shuffle") != "chunks":  # a window's shuffle has to be gone through
-            again = loader_of(
-                range(10**9), 0, batch_size=256, **{**more, **({"generator": fixed(1)} if "generator" in more else {})}
-            )
-            again.load_state_dict(state)
-            assert len(next(iter(again))) == 256
+        again = loader_of(
+            range(10**9), 0, batch_size=256, **{**more, **({"generator": fixed(1)} if "generator" in more else {})}
+        )
+        again.load_state_dict(state)
+        assert len(next(iter(again))) == 256
 
 
 def test_with_the_model_in_one_file(tmp_path: Path) -> None:

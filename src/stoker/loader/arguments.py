@@ -12,12 +12,11 @@ from torch.utils.data.sampler import Sampler
 from ..core import resources
 from ..core.errors import UsageError
 from ..core.options import AutoWorkers, cluster_of, parse_bytes
-from ..sampling.chunks import ChunkSampler
 from ..sampling.order import FeistelSampler
 from .auto.limits import first_count
 from .engine import SUPPORTED
 
-SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler, "chunks": ChunkSampler}
+SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler}
 METHODS = ("process", "thread", "ray")
 
 

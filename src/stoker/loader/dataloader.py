@@ -45,7 +45,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             shard. It changes while an epoch runs; where batches are tiny it comes to 0. With ``"auto"`` random state is
             set per task, so the count cannot change a batch. The attribute reads as an int.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
-            whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory.
+            whole, takes seconds and gigabytes.
         worker_method: "process" ("multiprocessing" is the same, and reads as "process"), "thread" or "ray". Threads
             share one dataset, start at once and pickle nothing; they pay where samples are made by code that releases
             the GIL. ``get_worker_info().rng`` has their random generators. "ray", or "ray:HOST:PORT": processes here,

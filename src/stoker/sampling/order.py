@@ -117,7 +117,7 @@ class FeistelSampler(RandomSampler):
             yield permutation.at(np.arange(at, min(at + CHUNK, n))).tolist()
 
 
-OWN_SAMPLERS: dict[type, object] = {FeistelSampler: FeistelSampler.__iter__}  # with ``_iter_lists(skip)``
+FEISTEL = FeistelSampler.__iter__
 
 
 def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | None:
@@ -133,8 +133,8 @@ def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | No
         lists = _shuffled(sampler, skip)
     elif type(sampler) is SequentialSampler:
         lists = _sequential(sampler, skip)
-    elif type(sampler) in OWN_SAMPLERS and type(sampler).__iter__ is OWN_SAMPLERS[type(sampler)]:
-        lists = sampler._iter_lists(skip)  # type: ignore[attr-defined]
+    elif type(sampler) is FeistelSampler and FeistelSampler.__iter__ is FEISTEL:
+        lists = sampler._iter_lists(skip)
     else:
         return None
     return _batches(lists, size, drop_last) if size else itertools.chain.from_iterable(lists)

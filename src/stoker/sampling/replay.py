@@ -320,10 +320,9 @@ class SamplerReplay:
         sampler = self._sampler
         if not self._known:
             return "other" if self._ranks() is None else "distributed"
-        options = [getattr(sampler, name) for name in ("chunk_size", "resident") if hasattr(sampler, name)]
-        if not options and self._shuffled_length() not in (-1, getattr(sampler, "num_samples", -1)):
-            options = [sampler.num_samples]
-        return type(sampler).__name__ + "".join(f" {x}" for x in options)
+        name = type(sampler).__name__
+        every = self._shuffled_length() in (-1, getattr(sampler, "num_samples", -1))
+        return name if every else f"{name} {sampler.num_samples}"
 
     def _ranks(self) -> int | None:
         sampler = self._sampler

@@ -38,7 +38,7 @@ CHEAP = 64  # which is this part of the budget for batches in flight
 SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the second epoch as in the first
 READS = 1 << 14  # bytes a batch; below it, what was read are messages
 WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
-RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
+RANDOM_SAMPLERS = ("RandomSampler", "Feistel")
 NOT_DIVIDED = (
     "no other number of workers is tried: the iterable dataset was not seen to ask get_worker_info(), so each worker "
     "would give all of its samples"
