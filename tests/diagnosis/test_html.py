@@ -15,7 +15,7 @@ import pytest
 
 from stoker.commands import main
 from stoker.diagnosis.report import html, plots
-from stoker.diagnosis.report.schema import LoaderReport, RunReport
+from stoker.diagnosis.report.schema import RunReport
 from tests.commands.helpers import forked_stoker
 from tests.diagnosis.helpers import fields
 
@@ -30,7 +30,6 @@ def report(**changes: Any) -> RunReport:
         where=[{"kind": "transform", "name": NASTY, "line": f"{NASTY}:7", "ran": 0.9, "waited": 0.1}],
         by_epoch=[[50, 0.5, 0.5, 0.1], [50, 0.1, 0.5, 0.05]],
         epochs=2,
-        over_time=[[1.0, 0.5, 300.0], [2.0, 0.1, 800.0]],
         decisions=[NASTY],
     )
     finding = {
@@ -99,7 +98,7 @@ def test_what_a_script_is_called_is_no_markup() -> None:
     assert "b" in tags
     assert tags.count("title") == 1
     assert NASTY in found.text  # shown as it is
-    assert tags.count("figure") == 6  # before and after, its epochs, time, epochs, a loop, a task
+    assert tags.count("figure") == 5  # before and after, its epochs, epochs, a loop, a task
     assert "alert(1)" not in re.sub(r"&lt;script&gt;alert\(1\)", "", text)
 
 
@@ -108,13 +107,12 @@ def test_bars_are_as_long_as_what_they_show() -> None:
     widths = {str(a["title"]): str(a["style"]) for a in drawn}
     assert widths["before: 9 s"].startswith("width:100.0%")
     assert widths["after: 6 s"].startswith("width:66.67%")
-    assert widths["1.0 s: waiting 50 %, 300 samples/s"] == "height:50.0%"
 
 
 def test_it_begins_with_a_sentence_and_a_picture() -> None:
     text = Elements(html.render(report())).text
     assert "train.py took 9.0 s and now takes 6.0 s: 1.5 times as fast" in text
-    parts = ("times as fast", "Before and after", "Over time", "Findings", "Evidence")
+    parts = ("times as fast", "Before and after", "Epochs", "Findings", "Evidence")
     places = [text.index(part, 500) for part in parts[1:]]
     assert places == sorted(places)
     observed = Elements(html.render(report(applied=None))).text
@@ -166,7 +164,6 @@ def test_a_large_report_makes_a_small_page() -> None:
             name=f"train.py:{i}",
             epochs=64,
             by_epoch=[[50, 0.5, 0.5, 0.1]] * 64,
-            over_time=[[float(t), 0.5, 300.0] for t in range(600)],
             decisions=["more workers"] * 500,
             where=where,
             looks=100,
@@ -174,14 +171,6 @@ def test_a_large_report_makes_a_small_page() -> None:
         for i in range(100)
     ]
     assert len(html.render(report(loaders=loaders)).encode()) < 1 << 20
-
-
-def test_a_long_timeline_is_drawn_by_means() -> None:
-    rows = [[float(t), t % 2, 300.0 + t % 2] for t in range(600)]
-    points = plots.over_time(msgspec.convert(fields(over_time=rows), LoaderReport))
-    assert len(points) == 120
-    assert points[-1] == (599.0, pytest.approx(0.6), pytest.approx(300.6))
-    assert sum(share for _, share, _ in points) == pytest.approx(60.0)
 
 
 def test_nothing_is_fetched() -> None:

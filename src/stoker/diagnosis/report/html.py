@@ -75,9 +75,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(
-        bytes=human_bytes, shown=_shown, totals=_totals, loop=plots.loop, epochs=plots.epochs, over_time=plots.over_time
-    )
+    environment.filters.update(bytes=human_bytes, shown=_shown, totals=_totals, loop=plots.loop, epochs=plots.epochs)
     return environment.get_template("page.html")
 
 

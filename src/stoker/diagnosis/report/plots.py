@@ -20,7 +20,6 @@ KINDS = {
 # Told apart without colours, too: they differ in brightness.
 WAIT, STEP, FIRST = "#ea580c", "#2563eb", "#f59e0b"
 BEFORE, AFTER = "#a1a1aa", "#15803d"
-MOST_POINTS = 120  # of a timeline; a screen shows no more of them apart
 MOST_PACES = 4  # loaders whose epochs are drawn before and after
 
 
@@ -117,17 +116,6 @@ def epochs(loader: LoaderReport) -> Iterator[Plot]:
             waits = [Part("first batch", e.first_wait_s, FIRST), Part("waiting", e.later_wait_s, WAIT)]
             rows.append((f"epoch {i + 1}", [*waits, Part("steps", e.step_s, STEP)]))
         yield Plot("Epoch by epoch", "s", rows)
-
-
-def over_time(loader: LoaderReport) -> list[tuple[float, float, float]]:
-    """``(seconds, share of waiting, samples/s)``; of many points the means of as many as are seen apart."""
-    rows = [row for row in loader.over_time if len(row) == 3]
-    size = -(-len(rows) // MOST_POINTS) or 1
-    groups = [rows[i : i + size] for i in range(0, len(rows), size)]
-    return [
-        (group[-1][0], min(1.0, sum(row[1] for row in group) / len(group)), sum(row[2] for row in group) / len(group))
-        for group in groups
-    ]
 
 
 def paces(compared: Compared) -> Iterator[Plot]:
