@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 from .callee import Callee
 from .deferred import deferred
-from .hoist import hoist
 from .recompile import HELPER, compiled_like, helper_call
 from .switches import scope_of, switched_on
 from .syntax import (
@@ -72,7 +71,6 @@ class Cut(NamedTuple):
     unrolled: bool = False  # the position is one in the function with its list comprehensions unrolled: see ``unroll``
     # positions of ``with`` statements that the tail enters, too; others close what only the head needs
     entered: frozenset[Position] = frozenset()
-    hoisted: bool = False  # the head evaluates expressions of the tail, where less has to be kept then: see ``hoist``
 
 
 class Parts(NamedTuple):
@@ -156,13 +154,7 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
     later = deferred(tree, head, first)
     head, rest = [x for x in head if not any(x is y for y in later)], [*later, *rest]
-    once, changed = bound_once(tree.body, params), head
-    again = _looked_up_again(cutter, head, rest, once, set(params))
-    if where.hoisted:
-        given = passed | names_bound(again) | (once & {*params})
-        changed, rest = hoist(head, rest, {*params, *names_bound(head)} & read_before_bound([*again, *rest]), given)
-        again = _looked_up_again(cutter, head, rest, once, set(params))
-    head = changed
+    again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)
     stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
     head_tree = _head_tree(tree, head, bool(later))

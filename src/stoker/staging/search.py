@@ -228,15 +228,6 @@ def _label(item: object) -> str:
 # -- the next guesses
 
 
-def with_less_stored(node: Node, called: object) -> Node | None:
-    """The same cut, where less is kept between both parts; None if there is none."""
-    callee = callee_of(called)
-    if not isinstance(node, CutNode) or callee is None or node.where.hoisted:
-        return None
-    other = CutNode(node.where._replace(hoisted=True), node.inner)
-    return None if other.parts(callee).stored == node.parts(callee).stored else other
-
-
 def weaker_plans(node: Node, called: object) -> Iterator[Node]:
     """Plans that keep less and less."""
     if not isinstance(node, WholeNode):

@@ -40,10 +40,10 @@ from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
-from .search import Search, weaker_plans, with_less_stored
+from .search import Search, weaker_plans
 from .source_files import FolderWatch
 from .stages import Row, cut_of, rows_of
-from .store.encode import UNCACHEABLE, CacheError
+from .store.encode import CacheError
 from .users_code import is_users_module
 from .value_digests import Entry
 from .verify import CHANGES, attribute_of_dataset, verify
@@ -168,9 +168,6 @@ def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) ->
         if time.monotonic() > until:
             reasons.append("the search took too long")
             break
-        if UNCACHEABLE in why:
-            other = with_less_stored(candidate, called)
-            candidates = candidates if other is None else itertools.chain([other], candidates)
         if why.startswith(CHANGES) and not looked_for_changes:
             looked_for_changes = True
             search = Search(samples, stop_at_changes=True)

@@ -33,7 +33,6 @@ from ...core.types import Sample
 from . import spec
 from .spec import Leaf, Spec, class_name, find_class
 
-UNCACHEABLE = "which cannot be cached"  # in a CacheError's message: an object of this class cannot be stored
 ALIGN = 16  # bytes between leaves: enough for any dtype
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 SIMPLE_KINDS = "biufc?mMSU"  # kinds of NumPy dtypes that are fully described by their string
@@ -131,7 +130,7 @@ def _pickled(x: Sample, out: list[Leaf]) -> Spec:
     try:
         data = _pickle(x)
     except Exception as e:
-        raise CacheError(f"a sample has a {type(x).__name__}, {UNCACHEABLE}: {e}") from e
+        raise CacheError(f"a sample has a {type(x).__name__}, which cannot be cached: {e}") from e
     return _leaf(out, data, spec.PICKLED, type(x).__name__)
 
 
