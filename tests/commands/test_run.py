@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from stoker.commands import main as cli
+from stoker.commands import run
 from stoker.commands.run import HOOK, SOURCE, command_line
 from stoker.core import output
 from tests.commands.helpers import forked_stoker, python, report, script, stoker
@@ -46,6 +47,19 @@ def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
     assert r["verdict"] == "input-bound"
     assert f"train.py:{line}" in p.stderr
     assert "input-bound" in p.stderr
+
+
+def test_a_command_that_was_stopped_passes_on_no_signal_that_nobody_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sigtimedwait(2) was interrupted, and its time over meanwhile: what Python returns then is no signal."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def interrupted(signals: object, timeout: float) -> signal.struct_siginfo:
+        assert process.stdin is not None
+        process.stdin.close()
+        return signal.struct_siginfo((-1089357056, 0, 0, 0, 0, 0, 0))
+
+    monkeypatch.setattr(signal, "sigtimedwait", interrupted)
+    assert run._wait(process, shared_group=False) == 1
 
 
 @pytest.mark.slow

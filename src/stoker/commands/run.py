@@ -430,7 +430,7 @@ def _wait(process: subprocess.Popen[bytes], shared_group: bool) -> int:
     """Waits for the command and passes signals on to it. Returns its exit code."""
     while process.poll() is None:
         info = signal.sigtimedwait([*FORWARD, signal.SIGCHLD], LOOK_S)
-        if info is None or info.si_signo == signal.SIGCHLD:
+        if info is None or info.si_signo not in FORWARD:  # SIGCHLD, or none: it was stopped and continues
             continue
         if shared_group and info.si_code == SI_KERNEL:
             continue  # the terminal has sent it already
