@@ -456,6 +456,19 @@ def test_no_diff_gives_other_workers_to_a_stream_that_would_repeat_its_samples(w
         assert ("get_worker_info" in about[0].fix) != divides
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_diff_changes_what_a_script_draws(workers: int) -> None:
+    """Where its own process makes batches. Those of a worker are drawn in the worker already."""
+    changes: dict[str, Any] = {"wait_s": 4.0, "step_s": 0.1, "stages": {**fields()["stages"], "fetch": {"self_s": 4.0}}}
+    for draws in (True, False):
+        settings = {**fields()["settings"], "num_workers": workers, "draws": draws}
+        found = diagnose([entry(**changes, settings=settings)], 2, False)[1]
+        (about,) = [f for f in found if f.cause.endswith(("_workers", "_loading"))]
+        by_hand = draws and not workers
+        assert about.change == ({} if by_hand else {"num_workers": 2})
+        assert ("random numbers" in about.fix) == by_hand
+
+
 def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:
     where = [{"kind": "fetch", "name": "__getitem__", "line": "train.py:9", "ran": 0.1, "waited": 0.7}]
     waits = {"wait_s": 3.0, "step_s": 0.5, "looks": 100, "where": where, "stages": {"fetch": {"self_s": 6.0}}}

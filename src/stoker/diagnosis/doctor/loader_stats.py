@@ -201,6 +201,11 @@ class LoaderStats:
         return self.loader.settings.iterable and not self.loader.settings.divides
 
     @property
+    def draws(self) -> bool:
+        """Whether making batches in the script's process was seen to draw random numbers there."""
+        return self.loader.settings.draws
+
+    @property
     def workers(self) -> int:
         return self.loader.settings.num_workers
 

@@ -27,10 +27,12 @@ def slow_storage(stats: LoaderStats) -> Found | None:
         return None
     line = max(shares, key=lambda code: shares[code])
     more = "a stream divided among more workers" if stats.repeats else "use more workers"
+    can = not stats.loader.settings.no_workers
+    remedy = f"{more}, which wait at the same time, or a local copy" if can else "a local copy"
     return Found(
         stats.share * part * stats.explained_by_code,
         {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
-        f"workers wait {part:.0%} of a task's time at {line}: {more}, which wait at the same time, or a local copy",
+        f"workers wait {part:.0%} of a task's time at {line}: {remedy}",
         without(stats, part),
     )
 

@@ -41,7 +41,11 @@ CAUSES = tuple(rule.__name__ for rule in (*RULES, FIRST, LAST))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
 BY_HAND = (
     "not by a setting: the iterable dataset was not seen to ask get_worker_info(), so each worker would give all "
-    "samples. Divide them in __iter__ (see stoker explain iterable-datasets)"
+    "samples. Divide them in __iter__ (see stoker explain iterable-datasets), then"
+)
+BY_HAND_DRAWN = (
+    "not by a setting alone: making batches draws random numbers in the script's process, and what it draws next, as "
+    "an order of samples, would be other numbers. Where that may be"
 )
 ABOUT_AS_MUCH = 0.1  # of the loop
 MIN_SHARE = 0.03  # of the loop; what costs less is not worth a line
@@ -88,20 +92,21 @@ def _findings(stats: LoaderStats) -> list[Finding]:
         found[LAST.__name__] = LAST(stats)
     found[REMEDY.__name__] = REMEDY(stats)
     worth = {cause: f for cause, f in found.items() if f is not None and not 0 < f.share < MIN_SHARE}
-    if stats.repeats:
-        worth = {cause: _by_hand(f) for cause, f in worth.items()}
+    why = BY_HAND if stats.repeats else BY_HAND_DRAWN if stats.draws and not stats.workers else ""
+    if why:
+        worth = {cause: _by_hand(f, why) for cause, f in worth.items()}
     return [
         Finding(cause, f.share, f.evidence, f.fix, f.predicted_speedup, f.change, stats.loader.name)
         for cause, f in worth.items()
     ]
 
 
-def _by_hand(f: Found) -> Found:
-    """The same without a change of the number of workers, where that would change which samples come."""
+def _by_hand(f: Found, why: str) -> Found:
+    """The same without a change of the number of workers, where that would change what the script gets."""
     if "num_workers" not in f.change:
         return f
     change = {name: value for name, value in f.change.items() if name != "num_workers"}
-    return msgspec.structs.replace(f, fix=f"{BY_HAND}; then {f.fix}", change=change)
+    return msgspec.structs.replace(f, fix=f"{why}: {f.fix}", change=change)
 
 
 def _rank(f: Finding, weight: float) -> float:

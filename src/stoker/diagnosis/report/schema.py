@@ -154,7 +154,8 @@ class Cache(Struct):
 
 class LoaderSettings(Struct):
     """A loader's settings by torch's names. What a user's class may have of any type is ``object``. ``divides``: an
-    iterable dataset's code asks which worker it is in."""
+    iterable dataset's code asks which worker it is in. ``draws``: making batches in the script's process moved a random
+    generator of that process."""
 
     class_: str = field(default="", name="class")
     dataset: str = ""
@@ -170,6 +171,7 @@ class LoaderSettings(Struct):
     iterable: bool = False
     no_workers: str = ""  # why worker processes cannot be started for it; "" where they can
     divides: bool = False
+    draws: bool = False
     engine: str = ""
     threads: int = 1
     processes: int = 1

@@ -12,10 +12,12 @@ import torch
 from torch.utils.data import _utils as torch_utils
 
 from ...core.patches import Patches
+from ...core.random_state import RandomState
 from ...core.types import Batch, Index, Sample
 from ...workers.fetcher import BatchFetcher
 from .shared_counters import WorkerTimes
 
+LOOKED_AT = 64  # tasks of an epoch in this process: whether a task draws, 50 us each, until one did
 _ns = time.perf_counter_ns
 _cpu_ns = time.thread_time_ns
 _now = time.monotonic
@@ -66,6 +68,7 @@ class TaskTimer:
         self._times = times
         self.pid = os.getpid()
         self._record = times.record_of(self._worker, fetcher.dataset, collate)
+        self._looks = LOOKED_AT if self._worker is None else 0
         fetcher.collate_fn = self._timed_collate
 
     def _timed_collate(self, samples: list[Sample]) -> Batch:
@@ -78,6 +81,8 @@ class TaskTimer:
     def run(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
         """Runs a task, and adds its time to the loader's numbers. While it runs, the stack sampler may look into it."""
         self._collate_s = 0.0
+        settings = self._times.metrics.settings
+        before = RandomState() if self._looks > 0 and not settings.get("draws") else None
         sampler, cpu = self._record.sampler, _cpu_ns()
         began = sampler.began = _now()
         try:
@@ -88,6 +93,9 @@ class TaskTimer:
             collate_ns = int(self._collate_s * 1e9)
             self._times.add(self._worker, int(took * 1e9) - collate_ns, collate_ns, _cpu_ns() - cpu, 1)
             self._record.done(took)
+            if before is not None:
+                self._looks -= 1
+                settings["draws"] = bool(before.moved())
 
 
 def _timed_fetch(original: Fetch) -> Fetch:

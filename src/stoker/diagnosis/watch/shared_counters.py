@@ -65,7 +65,7 @@ class WorkerTimes:
         self._before: dict[int, JsonObject] = {}  # what they were at ``restart``
         self._own_record: tuple[int, WorkerRecord] | None = None  # with the process that made it
         self._seen = [0] * COLUMNS
-        self._metrics = metrics  # the loader's numbers, to which ``collect`` adds
+        self.metrics = metrics  # the loader's numbers, to which ``collect`` adds
 
     # In a fetching process.
 
@@ -102,7 +102,7 @@ class WorkerTimes:
         total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS)]
         fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
         self._seen = total
-        m = self._metrics
+        m = self.metrics
         m.fetch_ns += fetch
         m.collate_ns += collate
         m.cpu_ns += cpu
@@ -120,7 +120,7 @@ class WorkerTimes:
         """From now on tasks are different ones: what was recorded of them so far does not count."""
         self.collect()
         self._before = dict(self._records)
-        m = self._metrics
+        m = self.metrics
         m.tasks = m.fetch_ns = m.collate_ns = m.transport_ns = m.cpu_ns = 0
         m.inside = {}
         m.step_bins.clear()
