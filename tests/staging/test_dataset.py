@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
@@ -397,6 +397,25 @@ def test_what_a_dataset_opens_with_its_first_sample_is_no_change(loads: Any, wor
         for _ in range(3):
             assert {int(x) for batch in loader for x in batch[:, 1]} == {5}
     assert staged.account.filled == N
+
+
+@pytest.mark.parametrize("loads", [Connection, lambda: [5] * N], ids=["connection", "list"])
+def test_what_the_first_sample_opens_in_one_part_others_open_in_theirs(loads: Any) -> None:
+    """And what the script puts there is a change, if it is anything else."""
+    parts = [Later(), Later()]
+    for part in parts:
+        part.loads = loads
+    joined = ConcatDataset(parts)
+    staged = stoker.Staged(joined, cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StokerWarning)
+        for _ in range(3):
+            assert {int(x) for batch in loader for x in batch[:, 1]} == {5}
+    assert staged.account.filled == len(joined)
+    parts[1].added = [6] * N
+    with pytest.warns(StokerWarning, match=r"datasets\[1\].added"):
+        assert {int(x) for batch in loader for x in batch[:, 1]} == {5, 6}
 
 
 class Holder:

@@ -22,6 +22,7 @@ import functools
 import hashlib
 import os
 import pickle
+import re
 import sys
 import types
 import weakref
@@ -51,6 +52,7 @@ from .users_code import (
 )
 from .value_digests import Entry, ValueDigests, readable
 
+DATASET = "dataset[0]"  # its path; those of global variables begin with dataset[1]
 WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
 DEPTH = 40  # of objects inside objects
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -134,7 +136,7 @@ class Inputs(ValueDigests):
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that keep what they returned
         self.packages: set[str] = set()  # whose functions and classes may be used
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
-        self._visit(dataset, "dataset[0]", DEPTH)
+        self._visit(dataset, DATASET, DEPTH)
         self.entries["settings of libraries"] = Entry("settings", library_settings())
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
@@ -427,7 +429,7 @@ class Inputs(ValueDigests):
         is first needed, by path: it may be there or not."""
         opened = opened or {}
         out: list[str] = []
-        for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith("dataset[0]")):
+        for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith(DATASET)):
             old, new = self.entries.get(path), later.entries.get(path)
             if old is not None and new is not None and old.digest == new.digest:
                 continue
@@ -450,14 +452,15 @@ class Inputs(ValueDigests):
         return next((why for path, why in self.opaque.items() if not _lies_in(path, opened)), "")
 
     def opened(self, later: Inputs) -> dict[str, Entry]:
-        """What differs in later inputs, after a sample was loaded: by path, what is there then."""
+        """What differs in later inputs, after a sample was loaded: by path, what is there then. Loading other
+        samples makes the same in other items of the same container."""
         absent = Entry("not set", None)
-        paths = {**self.entries, **later.entries}
-        return {
+        made = {
             path: later.entries.get(path, absent)
-            for path in paths
+            for path in {**self.entries, **later.entries}
             if self.entries.get(path, absent).digest != later.entries.get(path, absent).digest
         }
+        return {_of_any_item(path): entry for path, entry in made.items()} | made
 
 
 class _Flat(pickle.Pickler):
@@ -526,15 +529,21 @@ def _of_class(name: str, entries: dict[str, Entry]) -> Entry | None:
 def _is_opened(path: str, old: Entry | None, new: Entry | None, opened: dict[str, Entry]) -> bool:
     """Whether a difference is one that loading samples makes: an object that is made when it is first needed, there
     or not; data that it makes, there or not, but no other data."""
-    known = opened.get(path)
+    known = opened.get(path) or opened.get(_of_any_item(path))
     if known is not None:
         return all(x is None or x.text == "None" or x.digest == known.digest or x.is_opaque for x in (old, new))
     return False
 
 
+def _of_any_item(path: str) -> str:
+    """What stands for the path of an attribute in all items of the dataset's containers."""
+    return DATASET + re.sub(r"\[[^]]*]", "[]", path.removeprefix(DATASET)) if path.startswith(DATASET) else path
+
+
 def _lies_in(path: str, paths: Collection[str]) -> bool:
     """Whether a path is one of some, or below one."""
-    return any(f"{path}.".startswith((f"{p}.", f"{p}[")) for p in paths)
+    places = f"{path}.", f"{_of_any_item(path)}."
+    return any(place.startswith((f"{p}.", f"{p}[")) for p in paths for place in places)
 
 
 # -- what things are
