@@ -31,6 +31,7 @@ LOOKS_S = 1.0  # for a worker: in many scripts there is none at most moments
 PATIENCE_S = 15  # until all of its processes have gone
 MARK = "STOKER_DRAW"  # in the environment of all that a run starts
 MB = 1 << 20
+FEWER = "because no more can be started: Too many open files. Random augmentation depends on that number"
 MEMORY = Path("/sys/fs/cgroup/memory")
 Outcome = tuple[int, str]
 
@@ -223,6 +224,7 @@ def test_drawn(tmp_path: Path, seed: int, alone: Callable[[str], Outcome]) -> No
     said = (tmp_path / "stderr").read_text()
     # Where the script chose workers, torch ends it when one dies.
     code = 1 if fault.endswith("a worker") and name not in HEALED and "exited unexpectedly" in said else ENDS.get(fault)
-    is_right = got == want or (code is not None and is_part(got, want, code))
+    # Fewer workers than the script chose draw other augmentation, which is said.
+    is_right = got == want or (code is not None and is_part(got, want, code)) or (FEWER in said and got[0] == want[0])
     assert is_right, f"{about}\n{got}\nis not\n{want}\n{said[-5000:]}"
     assert not run.wrong, f"{about}: {run.wrong}\n{said[-5000:]}"

@@ -35,7 +35,7 @@ def train():
         print(epoch, sum(float(x.sum()) for x in DataLoader(Data(), batch_size=8)), flush=True)
 
 def main():
-    mp.set_start_method({method!r})
+    {method}
     if {daemon}:
         child = mp.Process(target=train, daemon=True)
         child.start()
@@ -47,14 +47,18 @@ def main():
 {guard}main()
 """
 GUARDS = {True: 'if __name__ == "__main__": ', False: ""}
-MATRIX = [*itertools.product(("fork", "spawn", "forkserver"), (False, True), (True, False), ("None", "lambda: 0"))]
+METHODS = {method: f"mp.set_start_method({method!r})" for method in ("fork", "spawn", "forkserver")}
+# As from Python 3.14 on, where nobody has set one.
+OF_314 = "c._default_context = mp.get_context('forkserver')"
+METHODS["default"] = f"c = mp.context._default_context; c._actual_context = None; {OF_314}"
+MATRIX = [*itertools.product(METHODS, (False, True), (True, False), ("None", "lambda: 0"))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "daemon", "guard", "of"), MATRIX)
 def test_start_methods(tmp_path: Path, method: str, daemon: bool, guard: bool, of: str) -> None:
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT.format(method=method, daemon=daemon, guard=GUARDS[guard], of=of))
+    path.write_text(SCRIPT.format(method=METHODS[method], daemon=daemon, guard=GUARDS[guard], of=of))
     line = [sys.executable, str(path)]
     plain = subprocess.run(line, cwd=tmp_path, text=True, capture_output=True, timeout=LIMIT_S)
     applied = stoker(tmp_path, "--apply", path)
@@ -71,7 +75,7 @@ def test_start_methods(tmp_path: Path, method: str, daemon: bool, guard: bool, o
 @pytest.mark.parametrize(("method", "daemon", "guard"), [("fork", True, True), ("spawn", False, False)])
 def test_advice_is_none_that_would_end_the_script(tmp_path: Path, method: str, daemon: bool, guard: bool) -> None:
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT.format(method=method, daemon=daemon, guard=GUARDS[guard], of="None"))
+    path.write_text(SCRIPT.format(method=METHODS[method], daemon=daemon, guard=GUARDS[guard], of="None"))
     assert stoker(tmp_path, path).returncode == 0
     findings = json.loads((tmp_path / "stoker-report.json").read_text())["findings"]
     (fix,) = [f["fix"] for f in findings if f["cause"] == "main_process_loading"]
