@@ -185,6 +185,7 @@ class _Marker(ast.NodeTransformer):
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
         self.generic_visit(node)
+        node.guard = node.guard and self._value(node.guard, "guard")
         self._block(node.body, "case")
         return node
 
@@ -198,12 +199,20 @@ class _Marker(ast.NodeTransformer):
         node.values = [node.values[0], *(self._value(v, f"and {k}") for k, v in enumerate(node.values[1:]))]
         return node
 
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        first, *later = node.comparators  # of a < b < c the last one may not be looked at
+        node.comparators = [first, *(self._value(x, f"compared {k}") for k, x in enumerate(later))]
+        return node
+
     def _visit_items(self, node: ast.AST) -> ast.AST:
         self.generic_visit(node)
-        if any(g.ifs for g in node.generators):  # type: ignore[attr-defined]
-            for name in ("elt", "key", "value"):
-                if hasattr(node, name):
-                    setattr(node, name, self._value(getattr(node, name), name))
+        for name in ("elt", "key", "value"):  # there may be no items
+            if hasattr(node, name):
+                setattr(node, name, self._value(getattr(node, name), name))
+        for k, generator in enumerate(node.generators):  # type: ignore[attr-defined]
+            generator.iter = self._value(generator.iter, f"iter {k}") if k else generator.iter
+            generator.ifs = [self._value(x, f"if {k} {n}") for n, x in enumerate(generator.ifs)]
         return node
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_items

@@ -271,12 +271,11 @@ class Executed:
         """The user's functions that a name may mean: a global one, or a method of an object seen so far."""
         if name == "__getitem__":
             return  # it is the function that is cut; the part before the cut has run
-        for found in (value, *(getattr(c, name, None) for c in (type(self._dataset), *self._classes))):
-            # Not getattr(found, "__wrapped__"): a configuration's __getattr__ = dict.__getitem__ raises KeyError.
-            found = found.fget if isinstance(found, property) else found
-            fn = (getattr(found, "__dict__", None) or {}).get("__wrapped__", found)
-            if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
-                yield fn
+        members = (_member(c, name) for c in (type(self._dataset), *self._classes))
+        for found in (value, *members):
+            for fn in _functions_in(found):
+                if not is_library(fn.__code__):
+                    yield fn
 
     def _note_changes(self, frame: types.FrameType, first: str, bound: object) -> None:
         """Notes what a method of a dataset assigns to, in branches that were not taken, too, unless a setting switches
@@ -295,6 +294,25 @@ class Executed:
         for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
                 self.changes = changes_state(switched_on(statement, scope), locals_, scope)
+
+
+def _member(cls: type, name: str) -> object:
+    """What a class has by a name, as it stands there: no descriptor runs."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _functions_in(x: Value) -> Iterator[types.FunctionType]:
+    """A function; what a decorator wraps; and the functions that a descriptor calls: ``functools.cached_property``."""
+    if isinstance(x, property):
+        held = [x.fget]
+    elif isinstance(x, (staticmethod, classmethod)):
+        held = [x.__func__]
+    else:
+        # Not getattr(x, "__wrapped__"): a configuration's __getattr__ = dict.__getitem__ raises KeyError.
+        own = getattr(x, "__dict__", None) or {}
+        is_descriptor = hasattr(type(x), "__get__") and not isinstance(x, types.FunctionType)
+        held = [own.get("__wrapped__", x), *((*own.values(), type(x).__get__) if is_descriptor else ())]
+    yield from (fn for fn in held if isinstance(fn, types.FunctionType))
 
 
 _worker_seeds = itertools.count(0x5EED)

@@ -17,7 +17,9 @@ has the same. See docs/concepts/exact.md.
 
 from __future__ import annotations
 
-import collections
+import _abc
+import abc
+import builtins
 import functools
 import hashlib
 import os
@@ -26,21 +28,28 @@ import re
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Collection
 from typing import Any
 
+import torch
+
 from ..core.marked_code import original
-from ..core.object_tree import PLAIN, is_filesystem
+from ..core.object_tree import PLAIN, VALUES, is_filesystem
 from .library_objects import (
     BOUND,
+    CONTAINERS,
     NATIVE_CODE,
     Held,
     attributes_of,
+    items_of,
     library_settings,
     native_base,
+    stamp_of_descriptor,
     token_of_plain,
 )
 from .users_code import (
+    attributes_read,
     file_of_module,
     is_library_class,
     is_users_code,
@@ -55,7 +64,6 @@ from .value_digests import Entry, ValueDigests, readable
 DATASET = "dataset[0]"  # its path; those of global variables begin with dataset[1]
 WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
 DEPTH = 40  # of objects inside objects
-BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 SKIPPED_MEMBERS = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__init__", "__qualname__", "__slots__"}
     | {
@@ -76,6 +84,7 @@ SKIPPED_MEMBERS = frozenset(
     }
 )
 IMPORTED = "imported"
+DESCRIPTORS = {("os", name) for name in ("read", "pread", "preadv", "readv", "fdopen", "fstat", "lseek")}
 CODE = (types.FunctionType, type)
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 METHODS = (types.MethodType, staticmethod, classmethod, property)
@@ -135,8 +144,14 @@ class Inputs(ValueDigests):
         self._of_code: set[str] = set()  # paths of functions
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that keep what they returned
         self.packages: set[str] = set()  # whose functions and classes may be used
+        self._reads_descriptors = False  # some code reads files by their number: ``os.pread(self.fd, ...)``
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
         self._visit(dataset, DATASET, DEPTH)
+        if self._depends_on_gradients:
+            asked = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            self.entries["whether gradients are asked for"] = Entry("asked", asked)
+        if self._reads_descriptors:
+            self._note_descriptors()
         self.entries["settings of libraries"] = Entry("settings", library_settings())
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
@@ -192,6 +207,16 @@ class Inputs(ValueDigests):
         except Exception as e:  # a class of the user's, whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
 
+    def _note_descriptors(self) -> None:
+        """Files whose number an attribute may be."""
+        for path, entry in list(self.entries.items()):
+            kind, number = entry.digest if isinstance(entry.digest, tuple) and len(entry.digest) == 2 else ("", 0)
+            stamp = stamp_of_descriptor(number) if kind == "int" and isinstance(number, int) else ()
+            if stamp:
+                self.entries[f"{path} as a file"] = Entry("a file", stamp)
+            elif stamp is None:
+                self.opaque[path] = f"{readable(path)} is the number of a file that has no name"
+
     def _note_package(self, x: Held) -> None:
         owner = x if isinstance(x, (*CODE, *NATIVE_CODE)) else type(x)
         module = x.__name__ if isinstance(x, types.ModuleType) else getattr(owner, "__module__", None)
@@ -206,7 +231,7 @@ class Inputs(ValueDigests):
             self._visit_constructor(x, depth)
         elif isinstance(x, types.ModuleType):
             self.entries[path] = Entry(f"module {x.__name__}", x.__name__)
-        elif type(x) in BUILTIN_CONTAINERS:
+        elif type(x) in CONTAINERS:
             self._visit_container(x, path, depth)
         elif isinstance(x, BOUND):
             self.entries[path] = Entry(x.__qualname__, (type(x).__name__, x.__qualname__))
@@ -234,7 +259,7 @@ class Inputs(ValueDigests):
 
     def _visit_container(self, x: Held, path: str, depth: int) -> None:
         text = f"a {type(x).__name__} of {len(x)}"
-        if isinstance(x, collections.deque):
+        if isinstance(x, deque):
             self.entries[path] = Entry(text, x.maxlen)
             self._visit_container(list(x), f"{path}[:]", depth)
             return
@@ -273,13 +298,15 @@ class Inputs(ValueDigests):
         if not is_library_class(cls):
             self._visit_class(cls, path, depth)
         for name, value in attributes_of(x):
-            if self._is_read(name):
+            if self._is_read(name) or name == "_value_":
                 self._visit(value, f"{path}.{name}", depth)
         native = native_base(cls)
-        if native is object:
+        if isinstance(x, VALUES):
+            self.entries[path] = Entry(_repr_of_library(x)[:60], (qualified_name(cls), _repr_of_library(x)))
+        elif native is object:
             return
-        if issubclass(native, BUILTIN_CONTAINERS):
-            self._visit_container(native(x) if native is not collections.deque else list(x), f"{path}[:]", depth)
+        elif native in CONTAINERS:
+            self._visit_container(items_of(x, native), f"{path}[:]", depth)
         elif issubclass(native, (*PLAIN[:-1], bytearray)):
             self.entries[f"{path}[:]"] = Entry("a value", token_of_plain(native(x)))
         else:
@@ -323,8 +350,14 @@ class Inputs(ValueDigests):
             read = read | (mentioned & scope.keys()) if mentioned & scope.keys() - read else frozenset(scope)
         for name in sorted(read):
             path = f"dataset[1]['{module}.{name}']"
-            if name in scope and name not in self._ignored:
-                self._visit_global(scope[name], path, mentioned, depth)
+            value = scope.get(name, vars(builtins).get(name, scope))
+            if value is not scope and name not in self._ignored:
+                self._visit_global(value, path, mentioned, depth)
+        attributes = attributes_read(original(code))
+        self._depends_on_gradients |= ("torch", "is_grad_enabled") in attributes
+        self._reads_descriptors |= not DESCRIPTORS.isdisjoint(attributes)
+        for names in sorted(attributes):
+            self._visit_value_of_library(names, scope, depth)
         if mentioned & {"environ", "getenv", "environb"} or read & {"environ", "getenv"}:
             self.entries["os.environ"] = Entry("the environment", self._flat(dict(os.environ), plain=True))
         for name in sorted(imported):
@@ -353,6 +386,18 @@ class Inputs(ValueDigests):
         for name in sorted(mentioned - scope.keys()):
             self._visit_import(f"{module.__name__}.{name}", mentioned, depth - 1, only_loaded=True)
 
+    def _visit_value_of_library(self, names: tuple[str, ...], scope: dict[str, Held], depth: int) -> None:
+        """What ``sys.argv`` or ``torch.backends.cudnn.benchmark`` is, and a function that the script has put into a
+        library."""
+        found = scope.get(names[0])
+        for name in names[1:]:
+            if not isinstance(found, types.ModuleType) or is_users_module(found):
+                return
+            path, found = f"dataset[1]['{found.__name__}.{name}']", vars(found).get(name)
+        is_function = isinstance(found, types.FunctionType) and is_users_code(found.__code__)
+        if is_function or type(found) in (*PLAIN, *CONTAINERS):
+            self._visit(found, path, depth)
+
     def _visit_import(self, name: str, mentioned: frozenset[str], depth: int, only_loaded: bool = False) -> None:
         module = sys.modules.get(name)
         path = f"dataset[1]['{name}']"
@@ -379,6 +424,9 @@ class Inputs(ValueDigests):
             return
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
         self.entries[known] = Entry(cls.__qualname__, tuple(qualified_name(c) for c in cls.__mro__))
+        if isinstance(cls, abc.ABCMeta):
+            others = filter(None, (registered() for registered in _abc._get_dump(cls)[0]))  # type: ignore[attr-defined]
+            self.entries[f"{known} registered"] = Entry("classes", sorted(map(qualified_name, others)))
         if not is_library_class(type(cls)):
             self._visit_class(type(cls), f"class {qualified_name(type(cls))}", depth)
         for base in cls.__mro__:
@@ -496,8 +544,10 @@ class _Flat(pickle.Pickler):
         state: dict[str, object] = {k: v for k, v in attributes_of(x) if inputs._is_read(k)}
         native = native_base(cls)
         value: object = None
-        if issubclass(native, BUILTIN_CONTAINERS):
-            value = native(x) if native is not collections.deque else list(x)
+        if isinstance(x, VALUES):
+            value = _repr_of_library(x), getattr(x, "_value_", None)
+        elif native in CONTAINERS:
+            value = items_of(x, native)
         elif issubclass(native, (*PLAIN[:-1], bytearray)):
             value = native(x)
         elif native is not object:
@@ -547,6 +597,11 @@ def _lies_in(path: str, paths: Collection[str]) -> bool:
 
 
 # -- what things are
+
+
+def _repr_of_library(x: Held) -> str:
+    """How a value whose class is the user's describes itself, by the class of a library that this derives from."""
+    return str(next(base for base in type(x).__mro__ if is_library_class(base)).__repr__(x))
 
 
 def _named(x: Held) -> object:

@@ -36,6 +36,7 @@ import torch
 from ..core import packages, processes
 from ..core.errors import StokerError, UsageError, one_line
 from ..transport.slots import own_fork
+from .users_code import is_users_code, is_users_module
 
 if TYPE_CHECKING:
     from .store.memory import Memory
@@ -200,6 +201,7 @@ def _end_after(seconds: float) -> None:
 _effects: list[str] = []
 _refused = dict(REFUSED)
 _read: dict[str, None] = {}
+_unpickled: set[tuple[str, str]] = set()
 _output = -1
 
 
@@ -216,6 +218,11 @@ def files_read() -> list[str]:
     return list(_read)
 
 
+def classes_unpickled() -> set[tuple[str, str]]:
+    """Module and name of the user's classes and functions that pickles named in this child."""
+    return {(module, name) for module, name in _unpickled if is_users_module(sys.modules.get(module))}
+
+
 def _refuse(event: str, args: Any) -> None:
     """Refuses what would change something outside; an audit hook (PEP 578)."""
     if event == "open":
@@ -225,10 +232,12 @@ def _refuse(event: str, args: Any) -> None:
         if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
             _stop(f"opens {path!r} for writing")
         name = os.path.abspath(os.fsdecode(path))
-        if name in RANDOM_FILES or name.startswith("/proc/sys/kernel/random/"):
+        if name in RANDOM_FILES or (name.startswith(("/proc/", "/sys/")) and _by_user()):
             _stop(f"reads {name}")
         if len(_read) < MOST_FILES and not name.startswith(NO_DATA) and not name.endswith((".py", ".pyc", ".so")):
             _read[name] = None
+    elif event == "pickle.find_class":
+        _unpickled.add(args)
     elif event in _refused and not (event == "os.truncate" and _is_memory(args[0])):
         if event != "os.mkdir":
             _stop(_refused[event])
@@ -244,6 +253,14 @@ def allow_connections() -> None:
 def _is_memory(file: object) -> bool:
     """Whether it is an anonymous file in memory, as stoker's own stores are (memfd_create(2))."""
     return isinstance(file, int) and "memfd:" in os.readlink(f"/proc/self/fd/{file}")
+
+
+def _by_user() -> bool:
+    """Whether the user's code does it, perhaps by the standard library."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and packages.in_stdlib(frame.f_code.co_filename):
+        frame = frame.f_back
+    return is_users_code(frame.f_code)
 
 
 def _in_library() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import decimal
 import logging
 import os
 import random
@@ -44,6 +46,7 @@ HANDLES = {  # by package: the attribute that names the file
     "zipfile": "filename",
     "tarfile": "name",
 }
+CONTAINERS = (list, tuple, dict, collections.OrderedDict, set, frozenset, collections.deque)
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)  # methods of native objects: ``self.names.index``
 HEAPTYPE = 1 << 9
 Held: TypeAlias = Any  # a value of the user's, of which everything is asked
@@ -68,6 +71,18 @@ def file_stamp(path: str) -> tuple[object, ...]:
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         return path, found.st_mode
     return path, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def stamp_of_descriptor(number: int) -> tuple[object, ...] | None:
+    """The stamps of an open file, by its number; () if it is none; None: it has no name, so other processes write to
+    it unseen."""
+    try:
+        found = os.fstat(number) if number > 2 else None
+    except (OSError, OverflowError):
+        return ()
+    if found is None or not stat.S_ISREG(found.st_mode):
+        return ()
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino) if found.st_nlink else None
 
 
 def stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:
@@ -105,7 +120,9 @@ def library_settings() -> tuple[object, ...]:
             ("PIL.Image", "MAX_IMAGE_PIXELS", 1024 * 1024 * 1024 // 4 // 3),
         )
     ]
-    return str(torch.get_default_dtype()), str(np.geterr()), *found
+    precision = torch.get_float32_matmul_precision()
+    texts = np.get_printoptions(), vars(torch._tensor_str.PRINT_OPTS), decimal.getcontext(), np.geterr()
+    return str(torch.get_default_dtype()), str(torch.get_default_device()), precision, *map(str, texts), *found
 
 
 def size_of_arrow(x: Held) -> int:
@@ -153,6 +170,12 @@ def native_base(cls: type) -> type:
         if isinstance(new, types.BuiltinFunctionType) and new.__self__ is base:
             return base
     return object
+
+
+def items_of(x: Held, native: type) -> Held:
+    """A container of Python's own with what another one holds, whatever the methods of its class say."""
+    held = native.items(x) if issubclass(native, dict) else native.__iter__(x)  # type: ignore[attr-defined]
+    return list(held) if native is collections.deque else native(held)
 
 
 def token_of_plain(x: object) -> object:

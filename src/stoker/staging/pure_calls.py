@@ -26,6 +26,7 @@ from .check_calls import Checker, Replay, SeenKeys
 from .executed_code import globals_named, is_closed
 from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
 from .plan import Node, SliceNode, Unplanned
+from .isolate import classes_unpickled
 from .samples import SAMPLES, TrialSamples
 from .search import Search
 from .source import NoSource
@@ -283,8 +284,8 @@ class Survey:
             return False
         plan.nbytes, plan.pickled = checker.nbytes / max(1, checker.checked), checker.pickled
         names, variables = _reads_in_calls(plan.root, self._root)
-        plan.reads = None if checker.looks_up_names else checker.names_read | names
-        plan.globals = sorted(checker.variables | variables)
+        plan.reads = None if checker.looks_up_names else samples.may_read(checker.names_read | names)
+        plan.globals = sorted(checker.variables | variables | classes_unpickled())
         return True
 
     def _unchecked(

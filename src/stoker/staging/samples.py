@@ -9,7 +9,7 @@ import itertools
 import random
 import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -292,16 +292,25 @@ class TrialSamples:
     def may_write(self) -> set[str]:
         """The same, of all functions that may run: those with a name that the code mentions. It is known that nothing
         else is written; what is in it may belong to another class."""
-        return self.written.union(*map(written_by, self._may_run()))
+        return self.written.union(*map(written_by, self._may_run(set(self._executed.user_names))))
 
-    def _may_run(self) -> Iterator[types.FunctionType]:
-        """The user's functions, in any branch, so far as code that may run mentions their names."""
-        waiting, names = list(Inputs(self.dataset).functions.values()), set(self._executed.user_names)
-        while found := [fn for fn in waiting if fn.__name__ in names or fn.__name__.startswith("__")]:
+    def _may_run(self, names: set[str], special: str = "__") -> Iterator[types.FunctionType]:
+        """The user's functions, in any branch, so far as code that may run mentions their names, and those whose names
+        begin with ``special``. Adds the names that they mention."""
+        waiting = list(Inputs(self.dataset).functions.values())
+        while found := [fn for fn in waiting if fn.__name__ in names or (special and fn.__name__.startswith(special))]:
             yield from found
             waiting = [fn for fn in waiting if fn not in found]
             for fn in found:
                 names |= names_in(original(fn.__code__))[1]
+
+    def may_read(self, names: Collection[str]) -> set[str]:
+        """What code that mentions these names may read, with what functions of these names mention that ran for no
+        sample: that of a ``cached_property`` runs once."""
+        out = set(names)
+        for _ in self._may_run(out, special=""):
+            pass
+        return out
 
     @property
     def stored(self) -> set[str]:
@@ -330,12 +339,19 @@ class TrialSamples:
         return self.draws and bool(self._caches)
 
     @property
+    def made_once(self) -> str:
+        """What loading the first sample opens, or sets, in each process; "" where it does neither."""
+        made = [path for path in self.made if path.startswith("dataset[0]")]
+        verb = "opens" if self.opens else "sets"
+        return f"each process {verb} {readable((self.opens or made)[0])} once" if self.opens or made else ""
+
+    @property
     def only_in_workers(self) -> str:
         """Why no other process may play the part of the loader's workers; "" where one may."""
         if self.draws_once:
             return "functions with lru_cache may draw random numbers, once in each process"
-        if self.opens:
-            return f"each process opens {readable(self.opens[0])} once"
+        if self.made_once:
+            return self.made_once
         named = sorted(self._executed.user_names & OF_PROCESS)
         return f"its code names {named[0]}" if named else ""
 
@@ -355,14 +371,15 @@ class TrialSamples:
         inner = without_subsets(self.dataset)  # that of a subset asks this one's, or for one at a time
         if self.by_batch or not callable(getattr(inner, "__getitems__", None)):
             return ""
-        self.seed(5)
-        together = list(self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]
-        after = self.states().in_order()
-        self.seed(5)
-        alone = [self.dataset[i] for i in self.loaded]
-        if equal_bits(together, alone) and self.states().in_order() == after:
-            return ""
-        return "its __getitems__ makes other samples of a batch than __getitem__ does one at a time"
+        for indices in (self.loaded, self.loaded[:0:-1]):  # the second without the dataset's first sample
+            self.seed(5)
+            together = list(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]
+            after = self.states().in_order()
+            self.seed(5)
+            alone = [self.dataset[i] for i in indices]
+            if not equal_bits(together, alone) or self.states().in_order() != after:
+                return "its __getitems__ makes other samples of a batch than __getitem__ does one at a time"
+        return ""
 
     def readable(self) -> tuple[MapDataset, Attributes]:
         """What the dataset's code may read and change: the dataset, and the global variables that its code names."""

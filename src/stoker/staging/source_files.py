@@ -245,8 +245,9 @@ def _list(folder: str, out: dict[str, Stamp], suffixes: Collection[str] | None =
                 if suffixes is not None and os.path.splitext(name)[1] not in suffixes:
                     continue
                 with contextlib.suppress(OSError):
-                    status = entry.stat()
-                    if stat.S_ISREG(status.st_mode):
+                    dangles = entry.is_symlink() and not os.path.exists(entry.path)
+                    status = entry.stat(follow_symlinks=not dangles)
+                    if dangles or stat.S_ISREG(status.st_mode):
                         out[entry.path] = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
     except OSError:
         pass

@@ -106,7 +106,7 @@ def find_plan(
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
         assigns=is_kept and bool(samples.opened or samples.assigned),
-        only_in_workers=samples.only_in_workers if is_kept else "",
+        only_in_workers=samples.only_in_workers if is_kept else samples.made_once,
         draws=samples.draws,
         may_draw=samples.may_draw,
         sources=sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten}),

@@ -41,6 +41,8 @@ def is_users_module(module: object) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:  # a namespace package, or built in
         paths = list(getattr(module, "__path__", ()))
+        if type(module) is types.ModuleType and module.__spec__ is None:  # made by a script
+            return True
         return bool(paths) and is_users(os.path.join(paths[0], "x.py"))
     return is_users(file) and file.endswith((".py", ".pyc"))
 
@@ -89,6 +91,23 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], froz
             elif op.opname == "IMPORT_NAME":
                 imported.add(str(op.argval))
     return frozenset(read), frozenset(mentioned), frozenset(imported)
+
+
+@functools.lru_cache(maxsize=4096)
+def attributes_read(code: types.CodeType) -> frozenset[tuple[str, ...]]:
+    """Global variables whose attributes a function loads, with their names: ``("sys", "argv")``."""
+    found: set[tuple[str, ...]] = set()
+    for c in codes_of(code):
+        names: tuple[str, ...] = ()
+        for op in dis.get_instructions(c):
+            if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                names = (str(op.argval),)
+            elif names and op.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                names = (*names, str(op.argval))
+                found.add(names)
+            elif op.opname not in ("CACHE", "PRECALL"):
+                names = ()
+    return frozenset(found)
 
 
 def file_of_module(name: str) -> object:

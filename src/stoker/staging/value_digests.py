@@ -38,6 +38,7 @@ from .library_objects import (
     stamp_of_handle,
     token_of_plain,
 )
+from .users_code import is_library_class
 
 MOST_BYTES = 4 << 30  # of arrays: more is not digested before each epoch
 MOST_MAPPED_BYTES = 256 << 20  # of a file; of what is larger, the stamps of the file count
@@ -71,6 +72,7 @@ class ValueDigests(ABC):
     def __init__(self, shared: bool, across_runs: bool) -> None:
         self.opaque: dict[str, str] = {}
         self.handles: set[str] = set()
+        self._depends_on_gradients = False  # whether they are asked for: it holds tensors that require some
         self._shared = shared
         self._across_runs = across_runs
         self._bytes = 0
@@ -85,7 +87,7 @@ class ValueDigests(ABC):
         """The entry of a value that has no parts; None: it has some."""
         if type(x) in PLAIN:
             return Entry(repr(x)[:60], token_of_plain(x))
-        if isinstance(x, VALUES):
+        if isinstance(x, VALUES) and is_library_class(type(x)):
             return Entry(repr(x)[:60], (type(x).__name__, repr(x)))
         if isinstance(x, np.ndarray):
             return self._array(x, path)
@@ -153,6 +155,7 @@ class ValueDigests(ABC):
 
     def _tensor(self, x: torch.Tensor, path: str) -> Entry:
         text = "a tensor"
+        self._depends_on_gradients |= x.requires_grad
         kind = type(x).__name__, str(x.dtype), tuple(x.shape), x.requires_grad, str(x.layout)
         if not self._shared and x.is_shared():
             return Entry(text, kind)
@@ -206,15 +209,21 @@ class ValueDigests(ABC):
 
     def _native_state(self, x: Held) -> tuple[object, bool]:
         """What a native object pickles to, and whether that is all of it."""
-        cls = type(x)
-        own = copyreg.dispatch_table.get(cls)
+        own = copyreg.dispatch_table.get(type(x))
         plain: Held = object
-        defines = cls.__reduce_ex__ is not plain.__reduce_ex__ or cls.__reduce__ is not plain.__reduce__
+        # What a class of the user's says may leave something out.
+        cls: Held = next(base for base in type(x).__mro__ if is_library_class(base))
         try:
             if own is not None:
                 return own(x), True
-            if defines or getattr(cls, "__getstate__", None) is not getattr(plain, "__getstate__", None):
-                made = x.__reduce_ex__(5)
+            made: Held = None
+            if cls.__reduce_ex__ is not plain.__reduce_ex__:
+                made = cls.__reduce_ex__(x, 5)
+            elif cls.__reduce__ is not plain.__reduce__:
+                made = cls.__reduce__(x)
+            elif getattr(cls, "__getstate__", None) is not getattr(plain, "__getstate__", None):
+                made = "", cls.__getstate__(x)
+            if made is not None:
                 if isinstance(made, tuple):
                     return [made[0], *(list(part) if hasattr(part, "__next__") else part for part in made[1:5])], True
                 return made, isinstance(made, str)

@@ -32,7 +32,7 @@ from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import Call, callee_of
 from .executed_code import Executed, is_library
-from .isolate import output_size
+from .isolate import classes_unpickled, output_size
 from .own_caches import emptied
 from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
 from .samples import TrialSamples
@@ -84,10 +84,10 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     names_in_tail = verification.names_in_tail() if plan.own_caches else set()
     for name in sorted({path[-1] for path in plan.own_caches} & names_in_tail):
         return f"what comes after the cut reads {name}, in which the dataset keeps what it loaded"
-    plan.globals = sorted(code.variables)
+    plan.globals = sorted(code.variables | classes_unpickled())
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
     is_unknown = code.looks_up_names or is_native or verification.holds_objects
-    plan.reads = None if is_unknown else code.names
+    plan.reads = None if is_unknown else samples.may_read(code.names)
     # The shortest times: what else the machine does only adds to them.
     plan.head_s = min(c.head_s for c in costs)
     plan.read_s = min(c.read_s for c in costs)

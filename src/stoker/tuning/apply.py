@@ -43,6 +43,7 @@ from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
+from ..sampling.worker_init import only_seeds
 from ..sampling.generators import find_generators
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
@@ -280,12 +281,16 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     handle = held(loader.dataset)
     if handle:
         return own, f"kept {own}: {handle}, which more processes would share"
+    if own and loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
+        return own, f"kept {own}: worker_init_fn may set up each worker in another way"
     if own:
         return guess, why
     if found is None:
         return 0, f"kept 0: {known.reason}"
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
+    if found.only_in_workers:
+        return 0, f"kept 0: {found.only_in_workers}"
     plan, size = found.plan, loader.batch_size or 1
     cannot = state_of(loader).no_workers or why_not(loader, threads=True)
     if cannot:

@@ -15,6 +15,7 @@ sample that fails is not returned, so it is loaded again in its turn, and raises
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -208,7 +209,8 @@ class ReadThreads:
         futures: dict[int, Future[Sample]] = {}
         with contextlib.suppress(RuntimeError):  # no more threads can be started (ulimit -u)
             for k in range(first, len(indices)):
-                futures[k] = self._pool.submit(self._load, indices[k])
+                # Each in what the caller has set: NumPy's error handling, a ``ContextVar``.
+                futures[k] = self._pool.submit(contextvars.copy_context().run, self._load, indices[k])
         made = {}
         for k, future in futures.items():
             if self._on_wait is not None:
