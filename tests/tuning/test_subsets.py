@@ -140,7 +140,9 @@ def test_where_the_scripts_process_fails_workers_take_over(
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "as it has"))
     by = {False: Maker.WORKERS, True: Maker.SCRIPT}
     monkeypatch.setattr(CachedEpochs, "choose", lambda epochs, rows, filled: by[filled])
-    wanted, found = (epochs(cls, [Drawn()], 4, num_workers=2, collate_fn=once_per_process) for cls in (DataLoader, Loader))
+    wanted, found = (
+        epochs(cls, [Drawn()], 4, num_workers=2, collate_fn=once_per_process) for cls in (DataLoader, Loader)
+    )
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
     (known,) = apply._datasets
     assert known.by_script

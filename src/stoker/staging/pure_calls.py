@@ -24,9 +24,9 @@ from ..core.packages import libraries
 from .callee import AnyCallable, Call, Thunk, Value, Values, callee_of, key_of
 from .check_calls import Checker, Replay, SeenKeys
 from .executed_code import globals_named, is_closed
+from .isolate import classes_unpickled
 from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
 from .plan import Node, SliceNode, Unplanned
-from .isolate import classes_unpickled
 from .samples import SAMPLES, TrialSamples
 from .search import Search
 from .source import NoSource

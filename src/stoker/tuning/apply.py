@@ -43,8 +43,8 @@ from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
-from ..sampling.worker_init import only_seeds
 from ..sampling.generators import find_generators
+from ..sampling.worker_init import only_seeds
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
 from ..staging.trial import Found
