@@ -17,7 +17,7 @@ has the same. See docs/concepts/exact.md.
 
 from __future__ import annotations
 
-import _abc
+import _abc  # type: ignore[import-not-found]
 import abc
 import builtins
 import functools
@@ -601,7 +601,7 @@ def _lies_in(path: str, paths: Collection[str]) -> bool:
 
 def _repr_of_library(x: Held) -> str:
     """How a value whose class is the user's describes itself, by the class of a library that this derives from."""
-    return str(next(base for base in type(x).__mro__ if is_library_class(base)).__repr__(x))
+    return str(next(base for base in type(x).__mro__ if is_library_class(base)).__repr__(x))  # type: ignore[call-arg]
 
 
 def _named(x: Held) -> object:

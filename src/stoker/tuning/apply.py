@@ -289,10 +289,8 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
         return 0, f"kept 0: {known.reason}"
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
-    if found.only_in_workers:
-        return 0, f"kept 0: {found.only_in_workers}"
     plan, size = found.plan, loader.batch_size or 1
-    cannot = state_of(loader).no_workers or why_not(loader, threads=True)
+    cannot = found.only_in_workers or state_of(loader).no_workers or why_not(loader, threads=True)
     if cannot:
         return 0, f"kept 0: {cannot}"
     drawn = _drawn(loader, found)
