@@ -425,7 +425,7 @@ class Inputs(ValueDigests):
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
         self.entries[known] = Entry(cls.__qualname__, tuple(qualified_name(c) for c in cls.__mro__))
         if isinstance(cls, abc.ABCMeta):
-            others = filter(None, (registered() for registered in _abc._get_dump(cls)[0]))  # type: ignore[attr-defined]
+            others = filter(None, (registered() for registered in _abc._get_dump(cls)[0]))
             self.entries[f"{known} registered"] = Entry("classes", sorted(map(qualified_name, others)))
         if not is_library_class(type(cls)):
             self._visit_class(type(cls), f"class {qualified_name(type(cls))}", depth)

@@ -278,11 +278,9 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     guess, why = first_guess(loader)
     if own >= guess:
         return own, f"kept {own}: {why}"
-    handle = held(loader.dataset)
-    if handle:
-        return own, f"kept {own}: {handle}, which more processes would share"
-    if own and loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
-        return own, f"kept {own}: worker_init_fn may set up each worker in another way"
+    different = _why_not_more(loader)
+    if different:
+        return own, f"kept {own}: {different}"
     if own:
         return guess, why
     if found is None:
@@ -304,6 +302,16 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if is_tiny and not _collates_long(loader):
         return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
     return guess, why
+
+
+def _why_not_more(loader: LoaderLike) -> str:
+    """Why more workers would not be like those that the script asks for; "" where they would."""
+    handle = held(loader.dataset)
+    if handle:
+        return f"{handle}, which more processes would share"
+    if loader.num_workers and loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
+        return "worker_init_fn may set up each worker in another way"
+    return ""
 
 
 def _drawn(loader: LoaderLike, found: Found) -> str:
