@@ -87,7 +87,7 @@ def _cluster(nodes: int) -> Any:
 def wait_for(loader: Any, count: int) -> None:
     """Iterates until so many nodes make batches."""
     from stoker.loader.loader_state import state_of
-    from stoker.workers.remote.nodes import NodeState
+    from stoker_ray.nodes import NodeState
 
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:

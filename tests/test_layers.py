@@ -8,6 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 import stoker
 
 SRC = Path(stoker.__file__).parent
+RAY = SRC.parent / "stoker_ray"  # of its own, named by an entry point; what of stoker it uses:
+USED_BY_RAY = {"core", "sampling", "transport", "workers", "staging"}
 # Each package may import those to its left. sampling and transport do not know each other.
 LINE = "core < sampling, transport < workers < device < loader < staging < tuning < diagnosis < integrations < commands"
 LEVEL = {name: level for level, names in enumerate(LINE.split(" < ")) for name in names.split(", ")}
@@ -33,11 +36,12 @@ TORCHLESS = (
 
 
 def module_of(path: Path) -> str:
-    parts = ["stoker", *path.relative_to(SRC).with_suffix("").parts]
+    parts = path.relative_to(SRC.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for path in SRC.rglob("*.py")}
+FILES = [path for root in (SRC, RAY) for path in sorted(root.rglob("*.py"))]
+MODULES = {module_of(path): path for path in FILES}
 
 
 @functools.cache
@@ -47,8 +51,8 @@ def parsed(path: Path) -> ast.Module:
 
 def package_of(module: str) -> str:
     """``core`` of ``stoker.core.files``; empty for ``stoker`` itself and its ``__main__``."""
-    name = module.split(".")[1] if "." in module else ""
-    return name if name in LEVEL else ""
+    root, _, name = module.partition(".")
+    return name.partition(".")[0] if root == "stoker" and name.partition(".")[0] in LEVEL else ""
 
 
 @functools.cache
@@ -110,6 +114,15 @@ def test_packages_stand_in_one_line() -> None:
     assert not round_trip
 
 
+def test_ray_is_known_by_an_entry_point_only() -> None:
+    """``stoker_ray`` stands on stoker; no file of stoker names it or Ray in its code."""
+    used = {package_of(other) for module in MODULES if module.startswith("stoker_ray.") for other in imports(module)}
+    assert used - {""} == USED_BY_RAY
+    code = [(path, ast.unparse(parsed(path))) for path in FILES if path.is_relative_to(SRC)]
+    assert not [path for path, text in code if re.search(r"^\s*(import|from) (stoker_)?ray\b", text, re.MULTILINE)]
+    assert [point.name for point in entry_points(group="stoker.workers")] == ["ray"]
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = circle({module: set(imports(module)) for module in MODULES})
     assert not found, " -> ".join(found)
@@ -123,7 +136,7 @@ def test_the_top_level_holds_the_packages_and_little_else() -> None:
 
 
 def test_package_files_import_nothing() -> None:
-    for path in SRC.rglob("__init__.py"):
+    for path in (path for path in FILES if path.name == "__init__.py"):
         if path.parent != SRC and path.parent.name != "tuning":
             assert not imports(module_of(path)), path
 
@@ -163,7 +176,7 @@ def test_documented_modules_are_found_by_their_short_names() -> None:
 
 
 def test_every_file_says_what_it_is_for() -> None:
-    for path in SRC.rglob("*.py"):
+    for path in FILES:
         assert ast.get_docstring(parsed(path)), path
 
 
@@ -188,7 +201,7 @@ COMPLEX: set[str] = set()
 @functools.cache
 def functions() -> list[tuple[str, Function]]:
     return [
-        (f"{path.relative_to(SRC)}:{node.name}", node)
+        (f"{path.relative_to(SRC if path.is_relative_to(SRC) else SRC.parent)}:{node.name}", node)
         for path in MODULES.values()
         for node in ast.walk(parsed(path))
         if isinstance(node, Function)

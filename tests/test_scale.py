@@ -128,8 +128,8 @@ def test_calls_are_packed_if_tasks_are_gathered() -> None:
 
 
 def test_its_rules_are_the_pool_s() -> None:
-    nodes = pytest.importorskip("stoker.workers.remote.nodes")
-    pool = pytest.importorskip("stoker.workers.remote.pool")
+    nodes = pytest.importorskip("stoker_ray.nodes")
+    pool = pytest.importorskip("stoker_ray.pool")
     assert nodes.AHEAD == model.AHEAD
     for name in ("TICK_S", "LATE", "HANGS_S", "PACK_BYTES", "MOST_PACKED", "PACK_S", "STORE_SHARE"):
         assert getattr(pool, name) == getattr(model, name), name

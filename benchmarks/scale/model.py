@@ -1,6 +1,6 @@
 """Ranks, their nodes and the network between them as a queue of events: what more of them would do.
 
-A rank follows the rules of ``stoker.workers.remote.pool`` (tasks ahead, packing, what is late is made twice), and each
+A rank follows the rules of ``stoker_ray.pool`` (tasks ahead, packing, what is late is made twice), and each
 of these takes one thing at a time::
 
     driver   the training thread: a call, a batch's indices and delivery, the copy out of the object store
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# As in stoker.workers.remote; a test compares them.
+# As in stoker_ray; a test compares them.
 AHEAD = 2  # tasks in flight for each core of a node
 TICK_S, LATE, HANGS_S = 0.05, 3.0, 5.0
 PACK_BYTES, MOST_PACKED, PACK_S, STORE_SHARE = 8 << 20, 8, 0.05, 3

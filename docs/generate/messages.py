@@ -13,7 +13,7 @@ from stoker.core import errors
 from . import Uncovered, code, title
 from .causes import sentence
 
-SRC = Path(stoker.__file__).parent
+SRC = Path(stoker.__file__).parents[1]
 WHAT_TO_DO = {
     "StokerError": "Every class below descends from it: `except stoker.StokerError` catches what stoker raises itself. "
     "Errors of your own code, and those of torch's loader, keep their types.",
@@ -50,7 +50,7 @@ PAGES = {  # where what a part of the source is about is explained; the longest 
     "tuning/": "../tune.md",
     "tuning/batch_size.py": "../batch-size.md",
     "workers/": "../faults.md",
-    "workers/remote/": "../cluster.md",
+    "stoker_ray/": "../cluster.md",
 }
 
 
@@ -72,7 +72,7 @@ def said() -> Iterator[tuple[str, str, str]]:
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             kind = "StokerWarning" if name == "warn_user" else name
             if kind in names and name != "StokerWarning" and node.args:
-                yield kind, str(path.relative_to(SRC)), sentence(node.args[0])
+                yield kind, path.relative_to(SRC).as_posix().removeprefix("stoker/"), sentence(node.args[0])
 
 
 def page() -> dict[str, str]:

@@ -10,7 +10,7 @@ import stoker
 
 from . import Uncovered, code, table
 
-SRC = Path(stoker.__file__).parent
+SRC = Path(stoker.__file__).parents[1]
 NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+_?|RANK|TERM|COLUMNS")
 NO_VARIABLES = re.compile(r"(RLIMIT|SC|SIG|LOAD|STORE|IMPORT|MAX)_.*")  # of limits, sysconf, bytecode, Pillow
 

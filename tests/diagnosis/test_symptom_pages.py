@@ -20,10 +20,16 @@ from stoker.diagnosis import symptom_pages
 from stoker.diagnosis.doctor.verdict import CAUSES, REMEDY, STALE
 from stoker.diagnosis.symptom_pages import Symptom, find
 
-SRC = Path(stoker.__file__).parent
+SRC = Path(stoker.__file__).parents[1]
 PAGES = symptom_pages.pages()
 PARTS = ("What it looks like.", "What `stoker run` prints.", "With stoker.", "Without stoker.")
-SPEAKING = ("core", "diagnosis", "loader", "workers")  # packages that pages quote
+SPEAKING = (
+    "stoker/core",
+    "stoker/diagnosis",
+    "stoker/loader",
+    "stoker/workers",
+    "stoker_ray",
+)  # packages that pages quote
 MIN_LITERAL = 10  # characters that a template has of its own; one with fewer fits anything
 ASKED = {
     "gpu idle": "gpu-idle",

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 import stoker
-from stoker.workers.remote.checks import digest
+from stoker_ray.checks import digest
 
 
 class Drawn(torch.utils.data.Dataset):

@@ -13,8 +13,9 @@ import torch
 
 import stoker
 from stoker.loader.loader_state import state_of
-from stoker.workers.remote.checks import digest
-from stoker.workers.remote.nodes import Node, Nodes, NodeState
+from stoker_ray.checks import digest
+from stoker_ray.entry import RayNodes
+from stoker_ray.nodes import Node, Nodes, NodeState
 
 from .drawn_loaders import Drawn
 
@@ -41,7 +42,7 @@ def until_ready(loader: stoker.DataLoader, count: int = NODES) -> None:
         assert time.monotonic() < deadline, nodes and nodes.nodes
 
 
-class Limited(Nodes):
+class Limited(RayNodes):
     """The nodes as one loader after the other uses them, some of them at a time."""
 
     most = 0

@@ -19,9 +19,9 @@ import torch
 import stoker
 from stoker.core.errors import StokerWarning
 from stoker.loader.loader_state import state_of
-from stoker.workers.remote.checks import digest
-from stoker.workers.remote.cluster import MIN_STORE, shared_memory
-from stoker.workers.remote.nodes import NodeState
+from stoker_ray.checks import digest
+from stoker_ray.cluster import MIN_STORE, shared_memory
+from stoker_ray.nodes import NodeState
 
 from .drawn_loaders import Configuration, Drawn
 

@@ -27,8 +27,8 @@ TRAIN = """
 import time
 import torch, stoker
 from stoker.loader.loader_state import state_of
-from stoker.workers.remote.checks import digest
-from stoker.workers.remote.nodes import NodeState
+from stoker_ray.checks import digest
+from stoker_ray.nodes import NodeState
 from tests.scripts.drawn_loaders import Drawn
 
 dataset, epochs = Drawn(400, 4, 40_000), {}

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from stoker.workers.protocol import WorkerSpec
-from stoker.workers.remote.shipment import Shipment, pickled_spec
+from stoker_ray.shipment import Shipment, pickled_spec
 
 SECRETS = (
     "AWS_SECRET_ACCESS_KEY",

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from stoker.core.compare import equal_bits
-from stoker.staging import cluster_cache, peer_link
-from stoker.staging.cluster_cache import CacheOfWorker, NodeCache, new_cache
 from stoker.staging.store.decode import layout
 from stoker.staging.store.encode import take
 from stoker.staging.store.store import Store
+from stoker_ray import cluster_cache, peer_link
+from stoker_ray.cluster_cache import CacheOfWorker, NodeCache, new_cache
 
 from .users import LIMIT_S
 
@@ -225,7 +225,7 @@ def test_samples_that_were_not_asked_for_are_not_taken(node: Callable[[], NodeCa
 
 FLOOD = """
 import resource, socket, sys, threading, time
-from stoker.staging import cluster_cache
+from stoker_ray import cluster_cache
 from tests.security.test_peers import N, SECRET, asks, filled, new_cache, sample
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))

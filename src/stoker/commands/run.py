@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core import output, private_sockets
+from ..core.elsewhere import elsewhere, kinds
 from ..core.errors import UsageError, one_line
-from ..core.options import cluster_of
 from ..core.processes import die_with_parent
 from ..core.types import JsonObject
 from . import arguments
@@ -284,6 +284,15 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
     return [sys.executable, *command]  # of what does not exist Python prints its own error
 
 
+def _check_workers_on(options: Options) -> None:
+    if not options.apply:
+        raise UsageError("--workers-on changes where batches are made: it goes with --apply")
+    name, address = elsewhere(options.workers_on) or ("", "")
+    if name not in kinds() or "//" in address:
+        allowed = " or ".join(f"{kind}, or {kind}:HOST:PORT" for kind in kinds())
+        raise UsageError(f"--workers-on {options.workers_on}: {allowed} of a cluster that this machine is in")
+
+
 def run(options: Options) -> int:
     """Runs the command and writes the report. Returns the command's exit code; 1 where that is 0 and a condition of
     ``--fail-on`` holds. A command killed by a signal kills this process by the same one. Raises UsageError: the report
@@ -291,13 +300,7 @@ def run(options: Options) -> int:
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
     if options.workers_on:
-        if not options.apply:
-            raise UsageError("--workers-on changes where batches are made: it goes with --apply")
-        address = cluster_of(options.workers_on)
-        if address is None or "//" in address:
-            raise UsageError(
-                f"--workers-on {options.workers_on}: ray, or ray:HOST:PORT of a cluster that this machine is in"
-            )
+        _check_workers_on(options)
     if options.debug and options.apply:
         raise UsageError("--debug loads everything in one process: it does not go with --apply")
     output.check(options.json_path)

@@ -17,20 +17,9 @@ def worker_word(method: str) -> str:
     return "process" if method == "multiprocessing" else method
 
 
-def cluster_of(method: object) -> str | None:
-    """The address in ``worker_method="ray:ADDRESS"``, "" for "ray" alone; None: workers are on this machine.
-
-    Example:
-        >>> cluster_of("ray:10.0.0.1:6379"), cluster_of("ray"), cluster_of("process")
-        ('10.0.0.1:6379', '', None)
-    """
-    name, _, address = str(method).partition(":")
-    return address if name == "ray" else None
-
-
 class Workers(int):
     """The worker count of a ``stoker.DataLoader``: an int that carries the loader's other settings. Frameworks
-    (Accelerate, Ray) build loaders of torch's class from the attributes of torch's loader. All of them copy the number
+    such as Accelerate build loaders of torch's class from the attributes of torch's loader. All of them copy the number
     of workers, and with it stoker's settings. Pickled, it becomes a plain number."""
 
     settings: Attributes | None = None  # by name

@@ -22,6 +22,7 @@ def folder(path: str) -> str:
 
 
 PACKAGE = folder(os.path.dirname(os.path.abspath(__file__)))  # stoker's own; this file is one folder deeper
+OWN = (PACKAGE, f"{PACKAGE[:-1]}_")  # and packages beside it, as ``stoker_ray``
 STDLIB = folder(os.__file__)
 IPYTHON_CELL = "<ipython-input-"  # the file of what is typed into IPython; Jupyter names one of /tmp
 
@@ -75,4 +76,4 @@ def is_users(path: str) -> bool:
     """Whether code is neither stoker's nor a library's."""
     if path.startswith(IPYTHON_CELL):
         return True
-    return not path.startswith(("<", PACKAGE, torch())) and not installed(path)
+    return not path.startswith(("<", *OWN, torch())) and not installed(path)

@@ -12,7 +12,7 @@ from .errors import StokerWarning
 def warn_user(message: str, category: type[Warning] = StokerWarning) -> None:
     """Warns at the innermost frame that is neither stoker's nor torch's. Raises only where a filter for this category
     says so."""
-    libraries = (packages.PACKAGE, packages.torch())
+    libraries = (*packages.OWN, packages.torch())
     level = 2
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):

@@ -10,25 +10,27 @@ from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.sampler import Sampler
 
 from ..core import resources
+from ..core.elsewhere import elsewhere, kinds
 from ..core.errors import UsageError
-from ..core.options import AutoWorkers, cluster_of, parse_bytes
+from ..core.options import AutoWorkers, parse_bytes
 from ..sampling.order import FeistelSampler
 from .auto.limits import first_count
 from .engine import SUPPORTED
 
 SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler}
-METHODS = ("process", "thread", "ray")
+METHODS = ("process", "thread")
 
 
 def check_own(loader: Any, context: object, shuffle: object, pin_memory: object) -> None:
     """Refuses wrong values of a ``DataLoader``'s arguments that torch does not know."""
-    address = cluster_of(loader.worker_method)
-    if address is not None:
-        from ..workers.remote.cluster import checked_address
+    name, address = elsewhere(loader.worker_method) or ("", "")
+    if name in (others := kinds() if name else []):
+        from ..workers.elsewhere import load
 
-        checked_address(address)
+        load(name).check(address)
     elif loader.worker_method not in METHODS:
-        raise UsageError(f"worker_method={loader.worker_method!r}: one of {', '.join(map(repr, METHODS))}")
+        allowed = ", ".join(map(repr, (*METHODS, *others)))
+        raise UsageError(f"worker_method={loader.worker_method!r}: one of {allowed}")
     if loader.worker_method == "thread":
         if context is not None:
             raise UsageError(

@@ -95,7 +95,7 @@ def made_at(frame: FrameType | None) -> str:
     nearest = None
     while frame is not None:
         path = frame.f_code.co_filename
-        if packages.is_users(path) or not path.startswith(("<", packages.PACKAGE, packages.torch())):
+        if packages.is_users(path) or not path.startswith(("<", *packages.OWN, packages.torch())):
             here = f"{short(path)}:{frame.f_lineno}"
             nearest = nearest or here
             if not _is_library(path):
@@ -116,7 +116,7 @@ class _Named:
         sampler, the new one has the same name."""
         name = made_at(frame)
         # The constructors of subclasses, and functions around them that hold the loader, belong to the call itself.
-        engines = packages.PACKAGE, packages.torch()
+        engines = *packages.OWN, packages.torch()
         while frame is not None and (
             frame.f_code.co_filename.startswith(engines) or any(value is loader for value in frame.f_locals.values())
         ):

@@ -23,9 +23,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..core import resources
 from ..core.big_objects import big
+from ..core.elsewhere import elsewhere
 from ..core.errors import StateError, UsageError
 from ..core.filesystems import opened
-from ..core.options import AutoWorkers, Budget, cluster_of, parse_bytes, worker_word
+from ..core.options import AutoWorkers, Budget, parse_bytes, worker_word
 from ..core.processes import starts_processes
 from ..core.random_state import RandomState, set_from_text
 from ..core.ranks import rank_and_ranks
@@ -50,10 +51,10 @@ if SUPPORTED:
     from .pool_plan import PoolPlan
 if TYPE_CHECKING:
     from ..sampling.state import State
+    from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import OnError
     from ..workers.protocol import LateDataset
-    from ..workers.remote.nodes import Nodes
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -177,9 +178,9 @@ def _make(loader: LoaderLike, state: LoaderState, saved: State | None = None) ->
 
 
 def _task_seeds(loader: LoaderLike, state: LoaderState) -> bool:
-    ray = cluster_of(getattr(loader, "worker_method", "")) is not None  # any worker anywhere may run any task
-    asked = isinstance(loader.num_workers, AutoWorkers) or bool(getattr(loader, "task_seeds", False)) or ray
-    return asked or state.task_seeds
+    anywhere = elsewhere(getattr(loader, "worker_method", "")) is not None  # any worker may run any task
+    asked = isinstance(loader.num_workers, AutoWorkers) or bool(getattr(loader, "task_seeds", False))
+    return asked or anywhere or state.task_seeds
 
 
 def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseDataLoaderIter:
@@ -203,7 +204,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
     if state.place is not None and state.place.here:
         standby = state.place.workers, state.place.prefetch or 2
     if loader.num_workers == 0 and standby is None:
-        if cluster_of(method) is not None:
+        if elsewhere(method) is not None:
             _warn_ignored(loader, "nodes of a cluster help workers, and num_workers is 0", "worker_method")
         return _inline(loader, cursor, faults)
     torchs = torch_serves(loader)
@@ -337,16 +338,16 @@ def _pool(
     return it
 
 
-def _nodes(loader: LoaderLike, state: LoaderState) -> Nodes | None:
+def _nodes(loader: LoaderLike, state: LoaderState) -> OtherMachines | None:
     """The nodes of a cluster that help a loader, the same for all its iterators; None: it wants none."""
-    address = cluster_of(getattr(loader, "worker_method", ""))
-    if address is None:
+    named = elsewhere(getattr(loader, "worker_method", ""))
+    if named is None:
         return None
     if state.nodes is None:
-        from ..workers.remote.nodes import Nodes
+        from ..workers.elsewhere import load
 
         try:
-            state.nodes = Nodes(address, budget(loader).lease_bytes)
+            state.nodes = load(named[0])(named[1], budget(loader).lease_bytes)
         except UsageError as e:
             warn_user(f"No workers on other nodes: {e}. This machine goes on alone")
             return None

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..sampling.state import State
     from ..transport.slots import SlotReader
     from ..transport.thread_slots import HeapWriter
+    from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import Failure
-    from ..workers.remote.nodes import Nodes
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
     from .auto.in_process import Place
@@ -49,7 +49,7 @@ class LoaderState:
         self.restart_workers = False  # ``resize`` wants other workers in the next epoch
         self.ledger: ErrorLog | None = None  # the log of samples that failed
         self.fatal_samples: dict[Index, Failure] = {}  # samples that kill workers, by index
-        self.nodes: Nodes | None = None  # of a cluster, with ``worker_method="ray"``
+        self.nodes: OtherMachines | None = None  # of a cluster
         self.begin_run()
 
     def begin_run(self) -> None:

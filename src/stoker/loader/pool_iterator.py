@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ..sampling.state import Part
     from ..transport.slots import SlotReader
     from ..transport.thread_slots import HeapWriter
-    from ..workers.remote.nodes import Nodes
+    from ..workers.elsewhere import OtherMachines
     from ..workers.thread_pool import ThreadPool
 
 _profiling = torch._C._autograd._profiler_enabled
@@ -247,18 +247,13 @@ class PoolIter(_BaseDataLoaderIter):
             pool = ShardPool(pool, spec.shards, spec.num_workers)
         return pool, make_batch
 
-    def _with_nodes(self, workers: ProcessPool, spec: WorkerSpec, nodes: Nodes) -> Pool:
+    def _with_nodes(self, workers: ProcessPool, spec: WorkerSpec, nodes: OtherMachines) -> Pool:
         """The pool that has nodes of a cluster, too; the local one alone where they cannot work on this dataset."""
-        from ..workers.remote.nodes import check_dataset
-        from ..workers.remote.pool import RemotePool
-
         try:
-            check_dataset(spec)
-            nodes.begin(spec)
+            return nodes.around(workers, spec)
         except UsageError as e:
             warn_user(f"No workers on other nodes: {e}. This machine goes on alone")
             return workers
-        return RemotePool(workers, nodes, spec)
 
     def _reset(self, loader: LoaderLike, first_iter: bool = False) -> None:
         cursor = self._cursor

@@ -15,9 +15,9 @@ from .scheduler import MakeBatch, Retreat
 if TYPE_CHECKING:
     from ..transport.slots import SlotReader
     from ..transport.thread_slots import HeapWriter
+    from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
     from ..workers.protocol import LateDataset
-    from ..workers.remote.nodes import Nodes
     from ..workers.rng_watch import GlobalRngUse
 
 
@@ -53,7 +53,7 @@ class PoolPlan:
     fatal_samples: dict[Index, Failure] | None = None
     make_batch: MakeBatch | None = None  # makes the batch of a task in this process; None: workers make all
     retreat: Retreat | None = None  # None: what fails in workers is an error
-    nodes: Nodes | None = None  # of a cluster that make batches, too; None: this machine makes all
+    nodes: OtherMachines | None = None  # of a cluster that make batches, too; None: this machine makes all
     # workers, and batches in flight for each, should any be wanted: the epoch begins without
     standby: tuple[int, int] | None = None
     late: LateDataset | None = None  # gives workers a cache in the middle of their epoch; None: nothing does

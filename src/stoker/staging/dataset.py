@@ -23,7 +23,6 @@ from .callee import Call
 from .change_watch import ON_MISMATCH, ChangeWatch, Discards, shortly
 from .executed_code import written_by
 from .filling import Filler, Part
-from .for_nodes import ForNodes, for_nodes
 from .inputs import Inputs
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
@@ -243,10 +242,6 @@ class Staged(Dataset[Sample]):
         self._bind()
         if self._store is None:
             self._store = self._open_store()
-
-    def _stoker_for_nodes(self) -> ForNodes:
-        """How it is made anew on another machine. See ``workers.remote.shipment``."""
-        return for_nodes(self, self._samples if self.usable else 0, self._budget)
 
     # -- what is cached
 

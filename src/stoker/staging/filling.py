@@ -11,7 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
 from . import branches
 from .change_watch import STALE, Comparison
-from .cluster_cache import CacheOfWorker
 from .inputs import Inputs
 from .plan import Unplanned
 from .split import Split
@@ -49,6 +48,16 @@ def _made_together(get_many: Callable[[Sequence[Index]], Sequence[Sample]], want
 
 def _same_part(a: Part | None, b: Part | None) -> bool:
     return a is not None and b is not None and equal_bits(a[0], b[0])
+
+
+class OtherCaches(Protocol):
+    """Caches of the same dataset on other machines. ``stoker_ray.cluster_cache`` has them."""
+
+    def look_again(self) -> None:
+        """An epoch begins: they may have what they did not have before."""
+
+    def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
+        """What they have of these samples, as a store takes them. ``part_s``: what making one takes; 0.0: not known."""
 
 
 class Filler:
@@ -82,7 +91,7 @@ class Filler:
         self._generators_pid = 0
         self.read_threads: int | str = "auto"  # see ``DataLoader``
         self.reads: ReadThreads | None = None
-        self.cluster: CacheOfWorker | None = None  # in a worker on a node of a cluster
+        self.cluster: OtherCaches | None = None  # in a worker on a node of a cluster
 
     def _inputs(self) -> Inputs | None:
         """What any sample may read, now. None: what ``prepare`` changes is the user's affair."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from ..core.elsewhere import elsewhere
 from ..core.handles import held
-from ..core.options import cluster_of
 from ..core.types import LoaderLike
 from ..sampling.seeding import can_preserve_seeds
 from ..sampling.stateful import is_stateful
@@ -123,7 +123,7 @@ def why_not(loader: LoaderLike) -> str:
         return "worker_init_fn may do more than seed random generators"
     if loader.worker_init_fn is not None and not can_preserve_seeds():
         return "worker_init_fn may seed a device that is not in use yet"
-    if cluster_of(loader.__dict__.get("worker_method")) is not None:
+    if elsewhere(loader.__dict__.get("worker_method")) is not None:
         return "nodes of a cluster make batches, too"
     if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
         return "the loader has a multiprocessing context, or a state"

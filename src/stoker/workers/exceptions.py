@@ -202,7 +202,7 @@ def _frames(tb: TracebackType | None) -> list[FrameType]:
 
 def _is_engines(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
-    return path.startswith(packages.PACKAGE) or path == _FETCH
+    return path.startswith(packages.OWN) or path == _FETCH
 
 
 def _collating(frames: list[FrameType]) -> str:

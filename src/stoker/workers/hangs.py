@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 20  # that are read of what a process writes, which may be anyb
 MAX_FILES = 8
 _ENGINE = tuple(  # as faulthandler writes paths
     f'  File "{path}'.encode("ascii", "backslashreplace").decode()
-    for path in (packages.PACKAGE, packages.torch_file("utils", "data", ""))
+    for path in (*packages.OWN, packages.torch_file("utils", "data", ""))
 )
 
 

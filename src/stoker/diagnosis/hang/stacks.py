@@ -42,7 +42,7 @@ class Frame:
     @property
     def users(self) -> bool:
         """Whether the code is neither stoker's nor of an installed package."""
-        return not LIBRARY.search(self.file) and not self.file.startswith(packages.PACKAGE)
+        return not LIBRARY.search(self.file) and not self.file.startswith(packages.OWN)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line} {self.function}"

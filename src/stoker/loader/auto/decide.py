@@ -16,8 +16,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from ...core import resources
+from ...core.elsewhere import elsewhere
 from ...core.handles import held
-from ...core.options import AutoWorkers, cluster_of
+from ...core.options import AutoWorkers
 from ...core.types import Batch, Index, LoaderLike
 from ...sampling.stateful import is_stateful
 from ...sampling.worker_init import only_seeds
@@ -109,7 +110,7 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> tuple[MakeB
     place = state.place
     if state.own_workers != 0 and (place is None or place.state is State.ONLY_WORKERS):
         return None, None
-    may = supported() and cursor.saved is None and cluster_of(getattr(loader, "worker_method", "")) is None
+    may = supported() and cursor.saved is None and elsewhere(getattr(loader, "worker_method", "")) is None
     leaves = retreat(loader, state) if may else None
     dataset = loader.dataset
     settings = dataset, loader._auto_collation, loader.collate_fn, loader.drop_last

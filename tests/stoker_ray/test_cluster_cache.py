@@ -11,12 +11,12 @@ import torch
 import stoker
 from stoker.core.compare import equal_bits
 from stoker.core.errors import StokerWarning
-from stoker.staging.cluster_cache import CacheOfWorker, NodeCache, new_cache
 from stoker.staging.store.decode import layout
 from stoker.staging.store.encode import take
 from stoker.staging.store.store import Store
 from stoker.workers.protocol import WorkerSpec
-from stoker.workers.remote.shipment import pickled_spec
+from stoker_ray.cluster_cache import CacheOfWorker, NodeCache, new_cache
+from stoker_ray.shipment import pickled_spec
 
 N = 40
 SECRET = b"s" * 32

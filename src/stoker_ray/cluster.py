@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ...core.errors import StokerError, UsageError
+from stoker.core.errors import StokerError, UsageError
+
 from .shipment import EXTRA
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("stoker.ray")
 Actor: TypeAlias = Any  # a handle of Ray's, whose methods are looked up by name
 CONNECT_S = 10.0
 LEAVE_S = 10.0  # that calls of Ray may take when the session is to end

@@ -29,16 +29,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.private_sockets import connections
-from ..workers.handover import Fd
+from stoker.core.private_sockets import connections
+from stoker.staging.node_cache import new_memories
+from stoker.staging.open_store import ram_budget
+from stoker.staging.store.encode import CacheError
+from stoker.staging.store.memory import Memory
+from stoker.staging.store.store import Gone, Store
+from stoker.staging.store.tables import Samples
+from stoker.workers.handover import Fd
+
 from . import peer_link
-from .node_cache import new_memories
-from .open_store import ram_budget
 from .peer_link import LENGTH, Link
-from .store.encode import CacheError
-from .store.memory import Memory
-from .store.store import Gone, Store
-from .store.tables import Samples
 
 BACKLOG = 256
 CONNECT_S = 2.0  # until another node has proved that it knows the secret

@@ -29,9 +29,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from ...core import packages
-from ...core.errors import UsageError, one_line
-from ..protocol import WorkerSpec
+from stoker.core import packages
+from stoker.core.errors import UsageError, one_line
+from stoker.staging.dataset import Staged
+from stoker.workers.protocol import WorkerSpec
+
+from .staged import for_nodes
 
 EXTRA = 'Ray is not installed: pip install "stoker[ray]"'
 MODULES_BYTES = 20 << 20  # of source files; more than that is no script's own code
@@ -138,10 +141,9 @@ def pickled_spec(spec: WorkerSpec) -> SpecPickle:
                     f"the dataset has a tensor on {x.device}, and other nodes have no such device: keep it on the CPU, "
                     "and move batches in the loop"
                 )
-            travels = getattr(type(x), "_stoker_for_nodes", None)
-            if travels is None:
+            if not isinstance(x, Staged):
                 return super().reducer_override(x)
-            make, new_cache = travels(x)
+            make, new_cache = for_nodes(x)
             caches.append(new_cache)
             return _with_cache, (make, len(caches) - 1)
 

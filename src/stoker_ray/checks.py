@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ...core import packages
+from stoker.core import packages
+
 from .node import Facts
 
 LOOKED_AT = 40  # packages whose versions are compared, at most

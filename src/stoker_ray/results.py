@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from torch._utils import ExceptionWrapper
 
-from ...core.types import Batch
-from ...transport.codec import decode
-from ...transport.messages import Times
-from ...transport.thread_slots import HeapWriter
-from ..protocol import WorkerReply
+from stoker.core.types import Batch
+from stoker.transport.codec import decode
+from stoker.transport.messages import Times
+from stoker.transport.thread_slots import HeapWriter
+from stoker.workers.protocol import WorkerReply
+
 from .node import Packed
 
 

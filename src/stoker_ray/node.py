@@ -23,18 +23,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...core import resources
-from ...core.errors import WorkerDiedError, one_line
-from ...core.options import Budget
-from ...core.types import Index
-from ...core.version import __version__
-from ...sampling.order import Task
-from ...transport.arena import TaskId
-from ...transport.mapping import Memory
-from ...transport.messages import Times
-from ..faults import exit_reason
-from ..process_pool import ProcessPool
-from ..protocol import SeededTask
+from stoker.core import resources
+from stoker.core.errors import WorkerDiedError, one_line
+from stoker.core.options import Budget
+from stoker.core.types import Index
+from stoker.core.version import __version__
+from stoker.sampling.order import Task
+from stoker.transport.arena import TaskId
+from stoker.transport.mapping import Memory
+from stoker.transport.messages import Times
+from stoker.workers.faults import exit_reason
+from stoker.workers.process_pool import ProcessPool
+from stoker.workers.protocol import SeededTask
+
 from .shipment import Cache, Shipment, ShippedSpec
 
 POLL_S = 0.5  # how late the thread that reads results may notice that it is to end

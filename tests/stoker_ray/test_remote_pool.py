@@ -20,9 +20,9 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
 from stoker.loader.loader_state import state_of
-from stoker.workers.remote import cluster, node, nodes, pool
-from stoker.workers.remote.cluster import NodeInfo
-from stoker.workers.remote.node import NodeWorkers
+from stoker_ray import cluster, node, nodes, pool
+from stoker_ray.cluster import NodeInfo
+from stoker_ray.node import NodeWorkers
 
 pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -254,7 +254,7 @@ def test_a_task_that_is_asked_for_twice_is_answered_twice(ray, monkeypatch):
 
 
 def test_a_node_that_hangs_is_not_waited_for(ray, monkeypatch):
-    from stoker.workers.remote import pool
+    from stoker_ray import pool
 
     monkeypatch.setattr(pool, "HANGS_S", 0.5)
     hang = threading.Event()

@@ -16,8 +16,9 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.staging import cluster_cache, isolate, pure_calls
-from stoker.workers.remote.pool import RemotePool
+from stoker.staging import isolate, pure_calls
+from stoker_ray import cluster_cache
+from stoker_ray.pool import RemotePool
 
 from .test_remote_pool import bits, loader_of, nodes_of, ray  # noqa: F401
 

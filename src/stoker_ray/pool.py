@@ -23,11 +23,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from ...core.errors import one_line
-from ...core.warn import warn_user
-from ...sampling.order import Task
-from ..process_pool import ProcessPool
-from ..protocol import Made, Result, WorkerReply, WorkerSpec
+from stoker.core.errors import one_line
+from stoker.core.warn import warn_user
+from stoker.sampling.order import Task
+from stoker.workers.process_pool import ProcessPool
+from stoker.workers.protocol import Made, Result, WorkerReply, WorkerSpec
+
 from .checks import digest
 from .cluster import using_ray
 from .node import Packed

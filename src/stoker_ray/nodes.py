@@ -25,16 +25,17 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from ...core.errors import UsageError
-from ...sampling.order import Task
-from ...transport.messages import Times
-from ...transport.thread_slots import HeapWriter
-from ..protocol import WorkerSpec
+from stoker.core.errors import UsageError
+from stoker.sampling.order import Task
+from stoker.transport.messages import Times
+from stoker.transport.thread_slots import HeapWriter
+from stoker.workers.protocol import WorkerSpec
+
 from . import checks, cluster
 from .node import package_versions, versions
 from .shipment import Shipment, pickled_spec, without_objects
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("stoker.ray")
 LOOK_S = 2.0  # between two looks at which nodes there are
 START_S = 120.0  # that a node may take to start its workers
 SLICE_S = 0.2  # of waiting for it

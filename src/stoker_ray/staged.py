@@ -4,48 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from ..core.types import Attributes
-from .change_watch import Discards
+from stoker.core.types import Attributes
+from stoker.staging.change_watch import Discards
+from stoker.staging.dataset import Staged
+
 from .cluster_cache import CacheOfWorker, NodeCache, new_cache
-from .filling import Filler
-from .split import Split
 
-
-class Travels(Protocol):
-    """What travels: ``dataset.Staged``."""
-
-    split: Split | None
-    _filler: Filler
-
-    def __getstate__(self) -> Attributes: ...
-
-    def __setstate__(self, state: Attributes) -> None: ...
-
-
-ForNodes: TypeAlias = tuple[Callable[[CacheOfWorker | None], Travels], Callable[[int], NodeCache | None]]
+ForNodes: TypeAlias = tuple[Callable[[CacheOfWorker | None], Staged], Callable[[int], NodeCache | None]]
 """What makes the dataset in a worker there, with the cache; and what makes that cache, once for all workers."""
 
 
-def for_nodes(staged: Travels, samples: int, budget: int) -> ForNodes:
-    """How a dataset is made anew on another machine.
-
-    Args:
-        staged: the dataset.
-        samples: that are to be cached; 0: none.
-        budget: bytes that the user grants on each machine; 0: half of what is free there.
-    """
+def for_nodes(staged: Staged) -> ForNodes:
+    """How a dataset is made anew on another machine."""
+    samples = staged._samples if staged.usable else 0
     state = staged.__getstate__() | dict.fromkeys(("_store", "_table", "_folder"))
     state |= {"_epoch": 0, "_first_epoch": 0}
     state |= {"_discards": Discards(), "_epochs_are_announced": True}
     state["cache"] = "ram" if samples else None  # also for those who ask whether anything has changed
     sites = None if staged.split is None or staged.split.memo is None else staged.split.memo.sites
-    cache = functools.partial(new_cache, samples, sites, budget)
+    cache = functools.partial(new_cache, samples, sites, staged._budget)
     return functools.partial(_on_node, type(staged), state), cache
 
 
-def _on_node(cls: type[Travels], state: Attributes, cache: CacheOfWorker | None) -> Travels:
+def _on_node(cls: type[Staged], state: Attributes, cache: CacheOfWorker | None) -> Staged:
     staged = object.__new__(cls)
     memories = () if cache is None else cache.memories
     staged.__setstate__({**state, "cache": state["cache"] if memories else None, "_memories": memories})
