@@ -17,9 +17,8 @@ from torch.utils.data import BatchSampler, ConcatDataset, Dataset, RandomSampler
 import stoker
 from stoker.core.compare import equal_bits
 from stoker.staging import pure_calls
-from stoker.staging.blocks_as_calls import blocks_as_calls
 from stoker.staging.callee import Call
-from stoker.staging.inline_variables import Definitions
+from stoker.staging.drawn_arguments import arguments_before_calls
 from stoker.staging.memoize import Table, call_key, is_small, names_of
 from stoker.staging.samples import TrialSamples
 from stoker.staging.syntax import attributes_assigned
@@ -98,15 +97,10 @@ class Record:
 
 
 class File:
-    """A file, which is no small value itself. What it holds is made by native code."""
+    """What is no small value itself. What it holds is made by native code."""
 
     def __init__(self, number: int) -> None:
         self.matrix = torch.full((16, 16), (1 + number / 1e6) / 16)
-
-    def __enter__(self) -> File:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class OfRecords(Samples):
@@ -120,8 +114,7 @@ class OfRecords(Samples):
     def __getitem__(self, i: int) -> Any:
         row, other = self.rows[i], random.choice(self.records)
         label = random.choice(row["classes"])
-        with File(row["number"]) as file:
-            image = file.matrix.matrix_power(1023)
+        image = File(row["number"]).matrix.matrix_power(1023)
         image = File(number=other.number).matrix.matrix_power(1023) - image
         for x in random.choices(self.rows, k=2):
             image = File(x["of"][1]).matrix.matrix_power(1023) - image
@@ -139,7 +132,7 @@ def calls_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("calls_pay")
 def test_calls_are_known_by_parts_of_records() -> None:
     shown = str(stoker.split(OfRecords()))
-    for call in ("(row['number'])", "File(number=other.number).matrix", "File(x['of'][1]).matrix"):
+    for call in ("File(row['number']).matrix", "File(number=other.number).matrix", "File(x['of'][1]).matrix"):
         assert call in shown
 
 
@@ -483,11 +476,6 @@ def test_a_table_gives_each_key_a_number_of_its_own_until_it_is_full() -> None:
 # ------------------------------------------------------------------------- variables, with blocks, containers
 
 
-class Scale:
-    def __call__(self, x: Any) -> Any:
-        return torch.from_numpy(slow_array(int(x.sum()) % 7)) + x
-
-
 class Flip:
     def __call__(self, x: Any) -> Any:
         return x.flip(0) if random.random() < 0.5 else x
@@ -503,39 +491,6 @@ class Chain:
         return x
 
 
-class Opened:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __enter__(self) -> Any:
-        return torch.from_numpy(slow_array(self.number))
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class TwoImages(Samples):
-    """Two images, each loaded, converted and transformed by statements of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.transform = Chain(Scale(), Flip())
-
-    def __getitem__(self, i: int) -> Any:
-        other = random.randrange(len(self))
-        one = self.load_image(i)
-        two = self.load_image(other)
-        one = one.float()
-        two = two.float()
-        if two.ndim != 2:
-            two = two[0]
-        height = one.shape[0]
-        if self.transform is not None:
-            one = self.transform(one)
-            two = self.transform(two)
-        return one, two, height
-
-
 class Shift:
     by = 0
 
@@ -546,7 +501,7 @@ class Shift:
 SHIFT_AND_FLIP = Chain(Shift(), Flip())
 
 
-class Resized(TwoImages):
+class Resized(Samples):
     """Progressive resizing: the script changes a transform of a container."""
 
     def __init__(self) -> None:
@@ -556,14 +511,17 @@ class Resized(TwoImages):
     def shift(self, by: int) -> None:
         self.transform.steps[0].by = by
 
+    def __getitem__(self, i: int) -> Any:
+        other = random.randrange(len(self))
+        return self.transform(self.load_image(other)), self.transform(self.load_image(i))
+
 
 class ResizedGlobally(Samples):
     def shift(self, by: int) -> None:
         SHIFT_AND_FLIP.steps[0].by = by
 
     def __getitem__(self, i: int) -> Any:
-        image = self.load_image(random.randrange(len(self)))
-        return SHIFT_AND_FLIP(image)
+        return SHIFT_AND_FLIP(self.load_image(random.randrange(len(self))))
 
 
 @pytest.mark.slow
@@ -579,43 +537,6 @@ def test_a_transform_that_the_script_changes_is_run_anew(kind: Any) -> None:
             warnings.simplefilter("ignore")
             found.append(batches(loaded, change=data.shift))
     assert equal_bits(*found)
-
-
-class InBlocks(TwoImages):
-    """Images that ``with`` blocks load."""
-
-    def load(self, number: int) -> Any:
-        with Opened(number) as file:
-            image = file.float()
-            image = image * 2
-        return self.transform(image)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.load(self.numbers[random.randrange(len(self))]), self.load(self.numbers[i])
-
-
-class Written(TwoImages):
-    """What is written to is not what was loaded."""
-
-    def __getitem__(self, i: int) -> Any:
-        other = random.randrange(len(self))
-        image = self.load_image(other)
-        image += i
-        return self.transform(image), other
-
-
-class WritesToArgument(TwoImages):
-    """The call writes to what it is called with, which is returned, too."""
-
-    def brighter(self, image: Any) -> Any:
-        image.clamp_(max=110.0)  # some images only
-        return torch.from_numpy(slow_array(int(image.sum()) % 5))
-
-    def __getitem__(self, i: int) -> Any:
-        other = random.randrange(len(self))
-        image = self.load_image(other)
-        out = self.brighter(image)
-        return out, image, other
 
 
 class Unbound(Samples):
@@ -635,44 +556,6 @@ def shown_calls(data: Any) -> str:
     assert staged.split.memo is not None, staged.split
     assert equal_bits(batches(data()), batches(staged))
     return " ".join(staged.split.memo.root.all_shown())
-
-
-class Fails(TwoImages):
-    """A sample that no trial sees leaves the block between two assignments, and uses what the first one assigned."""
-
-    def sharper(self, image: Any) -> Any:
-        return torch.from_numpy(slow_array(int(image.sum()) % 5))
-
-    def __getitem__(self, i: int) -> Any:
-        other = random.randrange(len(self))
-        try:
-            image = self.load_image(other)
-            if i == 17:
-                raise ValueError
-            image = self.sharper(image)
-        except ValueError:
-            image = image * 2
-        return image, other
-
-
-class Leaves(Fails):
-    """The same with a loop."""
-
-    def __getitem__(self, i: int) -> Any:
-        other = random.randrange(len(self))
-        while True:
-            image = self.load_image(other)
-            if i == 17:
-                break
-            image = self.sharper(image)
-            break
-        return image, other
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Fails, Leaves])
-def test_what_a_block_assigned_before_it_was_left_is_there(kind: Any) -> None:
-    assert "load_image(other)" in shown_calls(kind)
 
 
 class SometimesScaled(Samples):
@@ -761,116 +644,28 @@ def test_what_loading_a_sample_may_change_is_read_by_nothing_that_is_kept(kind: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [TwoImages, InBlocks])
-def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
-    shown = shown_calls(kind)
-    assert "up to 1 of 2 transforms" in shown
-    assert "self.transform(_if_line_" in shown or "self.transform(_with_line_" in shown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Written, WritesToArgument])
-def test_an_object_that_was_written_to_is_no_key(kind: Any) -> None:
-    shown = shown_calls(kind)
-    assert "transform(" not in shown
-    assert "brighter(" not in shown
-
-
-@pytest.mark.slow
 def test_a_variable_that_is_not_set_ends_nothing() -> None:
     assert "slow_array(number" in shown_calls(Unbound)
 
 
 def function(body: str) -> ast.FunctionDef:
-    """A function whose blocks are calls."""
-    tree = ast.parse(f"def f(self, p, q):\n{textwrap.indent(body, '    ')}")
-    return blocks_as_calls(cast(ast.FunctionDef, tree.body[0]))
+    tree = ast.parse(f"def f(self, p, q):\n{textwrap.indent(textwrap.dedent(body), '    ')}")
+    return cast(ast.FunctionDef, tree.body[0])
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "expected"),
     [
-        "global G\nwith a(p) as f:\n    G = 1\n    x = g(f)\nreturn x",
-        "with a(p) as f:\n    x = g(f)\nreturn x, locals()",
-        "if q:\n    z = 1\nif p.m:\n    p = c(p, z)\nreturn p",
-        "x = a(p)\nif x.m:\n    x = c(x)\ndel x",
-        "with a(p) as f:\n    x = g(f)\n    y = h(f)\nreturn x, y",
+        ("y = b(a(self.z[random.randrange(9)]))", "_drawn_2 = self.z[random.randrange(9)]\ny = b(a(_drawn_2))"),
+        ("if p:\n    y = b(p.name)", "if p:\n    p.name = p.name\n    y = b(p.name)"),
+        ("y = b(g(), a(self.z[random.randrange(9)]))", "y = b(g(), a(self.z[random.randrange(9)]))"),
+        ("y = a(random.random()), locals()", "y = (a(random.random()), locals())"),
     ],
-    ids=["global", "locals", "unbound", "deleted", "two results"],
+    ids=["drawn", "a part", "after another call", "locals"],
 )
-def test_blocks_that_stay(body: str) -> None:
-    assert "_line_" not in ast.unparse(function(body))
-
-
-def inlined(body: str, call: str) -> str:
-    """The source of a call, with all definitions that may be taken into it."""
-    tree = function(body)
-    calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
-    numbers = {id(x): n for n, x in enumerate(calls)}
-    number = next(numbers[id(x)] for x in calls if ast.unparse(x) == call)
-    found = Definitions(tree, numbers)
-    return ast.unparse(found.inlined(number, range(len(calls))))
-
-
-@pytest.mark.parametrize(
-    ("body", "call", "expected"),
-    [
-        ("x = a(p)\ny = b(x)", "b(x)", "b(a(p))"),
-        ("x = a(p)\nx = b(x)\nx = c(x, q)", "c(x, q)", "c(b(a(p)), q)"),
-        ("x = a(p)\ns = x.shape\ny = b(x)", "b(x)", "b(a(p))"),
-        ("x = a(p)\nif q:\n    x = b(x)", "b(x)", "b(a(p))"),
-        ("x = a(p)\ny = b(x) if q else x", "b(x)", "b(a(p))"),
-        ("with a(p) as f:\n    x = g(f)\ny = b(x)", "b(x)", "b(_with_line_2(p))"),
-        ("with a(p) as f:\n    f = g(f)\ny = b(f)", "b(f)", "b(_with_line_2(p))"),
-        ("with a(p) as f:\n    z = g(f)\ny = b(f)", "b(f)", "b(f)"),
-        ("for r in q:\n    with a(r) as f:\n        x = g(f)\n    y = b(x)", "b(x)", "b(_with_line_3(r))"),
-        ("x = a(p)\nif x.mode != 'L':\n    x = x.convert('L')\ny = b(x)", "b(x)", "b(_if_line_3(a(p)))"),
-        ("y = b(a(self.z[random.randrange(9)]))", "a(_drawn_2)", "a(_drawn_2)"),
-        ("if p:\n    x = a(1)\nelse:\n    x = a(q[2])\ny = b(x)", "b(x)", "b(a(_either_2))"),
-        ("if p:\n    x = a(1)\nelse:\n    x = c(2)\ny = b(x)", "b(x)", "b(x)"),
-        (
-            "y = b(g(), a(self.z[random.randrange(9)]))",
-            "a(self.z[random.randrange(9)])",
-            "a(self.z[random.randrange(9)])",
-        ),
-        # something may have changed between
-        ("x = a(p)\nx += 1\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\nx[0] = 1\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\nself.z = 1\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\nc(x)\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\nz = x\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\np = q\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\nif q:\n    x = c(q)\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\nfor _ in q:\n    y = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\ntry:\n    y = b(x)\nexcept E:\n    pass", "b(x)", "b(x)"),
-        ("x = a(p)\ny = b(x, x)", "b(x, x)", "b(x, x)"),
-        ("x = a(p)\ny = [b(x) for _ in q]", "b(x)", "b(x)"),
-        ("def c():\n    return x\nx = a(p)\ny = b(x)", "b(x)", "b(x)"),
-        ("x = a(p)\nx, y = q\nz = b(x)", "b(x)", "b(x)"),
-        ("if q:\n    z = 1\nx = a(p)\nif x.m and q:\n    x = c(x, z)\ny = b(x)", "b(x)", "b(x)"),
-        ("with self.lock:\n    x = a(p)\ny = b(x)", "b(x)", "b(x)"),
-    ],
-)
-def test_definitions(body: str, call: str, expected: str) -> None:
-    assert inlined(body, call) == expected
-
-
-@pytest.mark.parametrize(
-    ("body", "dropped"),
-    [
-        ("x = a(p)\nx = b(x)\nreturn x", True),
-        ("for _ in q:\n    x = a(p)\n    y = b(x)", True),
-        ("try:\n    x = a(p)\n    x = b(x)\nfinally:\n    c(x)", False),
-        ("while q:\n    x = a(p)\n    if r:\n        break\n    x = b(x)\nreturn x", False),
-        ("with self.ignored:\n    x = a(p)\n    x = b(x)\nreturn x", False),
-    ],
-)
-def test_definitions_that_something_else_may_use_are_made(body: str, dropped: bool) -> None:
-    tree = function(body)
-    calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
-    number = {ast.unparse(x): n for n, x in enumerate(calls)}
-    found = Definitions(tree, {id(x): n for n, x in enumerate(calls)})
-    assert (number["a(p)"] in found.superfluous({number["b(x)"]: {number["a(p)"]}})) == dropped
+def test_arguments_that_get_variables(body: str, expected: str) -> None:
+    made = arguments_before_calls(function(body)).body
+    assert "\n".join(map(ast.unparse, made)) == expected
 
 
 def test_what_a_method_assigns_to() -> None:
@@ -890,4 +685,4 @@ def test_what_a_method_assigns_to() -> None:
         row = self.table[i]
         row["n"] += 1
     """
-    assert attributes_assigned(function(textwrap.dedent(body)), "self") == {"SEEN", "scale", "counts", "last", "table"}
+    assert attributes_assigned(function(body), "self") == {"SEEN", "scale", "counts", "last", "table"}

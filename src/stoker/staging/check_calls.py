@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import re
-import types
 from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
@@ -18,9 +16,8 @@ from .aliases import share_memory
 from .callee import Thunk, Value
 from .executed_code import Executed
 from .isolate import output_size
-from .memoize import CallKey, Key, SiteKey, is_small, names_of
+from .memoize import CallKey, Key, SiteKey, names_of
 from .plan import Unplanned
-from .recompile import HELPER
 from .samples import TrialSamples
 from .store.encode import CacheError
 from .syntax import ANY_NAME
@@ -93,7 +90,7 @@ class Replay:
         self._seen = seen
         self._kept: dict[str, Kept] = {}
 
-    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
+    def answer(self, key: Key, call: Thunk) -> Value:
         self._seen.add(key)
         kept = self._kept.get(repr(key))
         if kept is not None:
@@ -126,12 +123,11 @@ class Checker:
         self._seen = seen
         self._strike = strike  # is told of a call that must not be kept, and why
 
-    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
+    def answer(self, key: Key, call: Thunk) -> Value:
         self._seen.add(key)
         samples, code = self._samples, Executed(self._samples.dataset)
         states = samples.states()
         fingerprint = Fingerprint(samples.dataset)
-        arguments = list(self._arguments(variables))
         written = file_positions(samples.dataset), output_size()
         samples.forget_results()
         try:
@@ -149,8 +145,6 @@ class Checker:
         self.variables |= code.variables
         self.looks_up_names |= code.looks_up_names
         why = self._why_not(code, states, states_after, fingerprint, first, second)
-        if not why and not all(equal_bits(value, copied) for value, copied in arguments):
-            why = "it changes what it is called with"
         if not why and (file_positions(samples.dataset), output_size()) != written:
             why = "it prints, logs or writes to a file"
         if not why:
@@ -191,16 +185,3 @@ class Checker:
         if share_memory(first, second):
             return "its results are one and the same object"
         return "" if equal_bits(first, second) else "it gives other bits on a repeat"
-
-    def _arguments(self, variables: Thunk | None) -> Iterator[tuple[object, object]]:
-        """The values of the local variables that a call reads, each with a copy, so far as they can be copied."""
-        if not isinstance(variables, types.FunctionType):
-            return
-        for name, cell in zip(variables.__code__.co_freevars, variables.__closure__ or (), strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # this branch did not set it
-                continue
-            if name != HELPER and not is_small(value) and id(value) not in self.names:
-                with contextlib.suppress(Exception):
-                    yield value, copy.deepcopy(value)

@@ -8,38 +8,43 @@
 
     image = Image.open(self.files[random.randrange(9)]).convert("L")    _drawn_1 = self.files[random.randrange(9)]
                                                                         image = Image.open(_drawn_1).convert("L")
-
-    if self.unaligned:                                                  if self.unaligned:
-        image = Image.open(self.files[random.randrange(9)])                 _either_3 = self.files[random.randrange(9)]
-    else:                                                               else:
-        image = Image.open(self.files[index])                               _either_3 = self.files[index]
-                                                                        image = Image.open(_either_3)
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Collection, Iterator
 
-from .syntax import LOOKS, is_chain, operand_places
+from .syntax import FRAME_READERS, FUNCTIONS, LOOKS, is_chain, names_bound, operand_places, params_of
 
+_OTHERS = FRAME_READERS - {"super"}  # would see the variables
 _IN_ORDER = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.Tuple, ast.List, ast.Dict)  # all operands run
 DRAWING = {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "integers", "rand", "randn"}
 DRAWING |= {"permutation", "randperm", "multinomial", "normal", "gauss", "normalvariate", "random_sample", "item"}
 
 
-def arguments_before_calls(statements: list[ast.stmt], records: Collection[str]) -> list[ast.stmt]:
-    """The statements of a block, which may be changed, with assignments of arguments before some."""
+def arguments_before_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """A copy of a function with assignments of arguments before some statements."""
+    tree = copy.deepcopy(tree)
+    if not any(isinstance(x, (ast.Global, ast.Nonlocal)) or getattr(x, "id", "") in _OTHERS for x in ast.walk(tree)):
+        tree.body = _block(tree.body, (names_bound(tree.body) | set(params_of(tree))) - {"self"})
+    return tree
+
+
+def _block(statements: list[ast.stmt], records: set[str]) -> list[ast.stmt]:
     out: list[ast.stmt] = []
     for statement in statements:
-        after: list[ast.stmt] = []
+        if not isinstance(statement, FUNCTIONS):
+            for holder in (statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
+                for name in ("body", "orelse", "finalbody"):
+                    if isinstance(getattr(holder, name, None), list):
+                        setattr(holder, name, _block(getattr(holder, name), records))
         if isinstance(statement, (ast.Assign, ast.Return, ast.Expr)) and statement.value is not None:
             out += _hoisted(statement.value, statement, records)
         elif isinstance(statement, ast.With):
             out += _hoisted(statement.items[0].context_expr, statement, records)
-        elif isinstance(statement, ast.If):
-            after = _call_after(statement)
-        out += [statement, *after]
+        out.append(statement)
     return out
 
 
@@ -91,29 +96,6 @@ def _is_drawn(node: ast.expr) -> bool:
 
 def _name_of(call: ast.Call) -> str:
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
-
-
-def _call_after(block: ast.If) -> list[ast.stmt]:
-    """Takes a call that both branches end with out of them, where it differs in its argument only."""
-    if not block.orelse:
-        return []
-    ends: list[ast.Assign] = []
-    calls: list[ast.Call] = []
-    for x in (block.body[-1], block.orelse[-1]):
-        if not (isinstance(x, ast.Assign) and isinstance(x.value, ast.Call) and len(x.value.args) == 1):
-            return []
-        ends.append(x)
-        calls.append(x.value)
-    kinds = {(ast.unparse(call.func), *map(ast.unparse, end.targets)) for call, end in zip(calls, ends, strict=True)}
-    if len(kinds) > 1 or any(call.keywords or not is_chain(call.func) for call in calls):
-        return []
-    if not all(isinstance(end.targets[0], ast.Name) for end in ends) or isinstance(calls[0].args[0], ast.Starred):
-        return []
-    name = f"_either_{block.lineno}"
-    for branch, end, call in zip((block.body, block.orelse), ends, calls, strict=True):
-        branch[-1] = _assignment(name, call.args[0], end)
-    value = ast.Call(calls[0].func, [ast.Name(name, ast.Load())], [])
-    return [ast.fix_missing_locations(ast.copy_location(ast.Assign(ends[0].targets, value), ends[0]))]
 
 
 def _assignment(name: str, value: ast.expr, statement: ast.stmt) -> ast.stmt:

@@ -3,8 +3,8 @@
 This reaches what a cut cannot: samples that draw first and load afterwards (mosaic, mixup, pairs). A survey runs
 samples in which each call reports its small arguments, its time, and whether it moved a generator. Kept are the
 outermost calls that did not, and that give other objects with the same bits when they are repeated. A call with other
-than small arguments is identified by the calls that made them (``inline_variables``); of one that draws, what comes
-before the first draw is kept, as a ``plan``.
+than small arguments is identified by the local variables that it mentions; of one that draws, what comes before the
+first draw is kept, as a ``plan``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value
 from .change_watch import STALE, Comparison
 from .plan import Node, PreparedState, Unplanned, nodes_in
 from .recompile import rebound
-from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, Selection, memoised
+from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, memoised
 from .store.encode import CacheError, take
 from .store.memory import Memory
 from .store.store import Gone, Store
@@ -69,8 +69,8 @@ class Answers(Protocol):
 
     names: dict[int, str]
 
-    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
-        """What the call returns. ``variables``: a function whose closure has the variables that the call reads."""
+    def answer(self, key: Key, call: Thunk) -> Value:
+        """What the call returns."""
 
     def states(self) -> RandomState:
         """The states of the random generators."""
@@ -99,9 +99,6 @@ class MemoNode(Compiled[types.FunctionType]):
     by_values: set[int] = field(default_factory=set)
     # numbers of calls that are identified by their function and arguments
     by_args: set[int] = field(default_factory=set)
-    # by number of a call in ``by_values`` or ``prefixes``, the definitions that are taken into it
-    inlined: dict[int, set[int]] = field(default_factory=dict)
-    dropped: set[int] = field(default_factory=set)  # definitions that are used by nothing else
     # by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is kept. It is
     # identified by the local variables that it mentions.
     prefixes: dict[int, dict[str, Node]] = field(default_factory=dict)
@@ -124,7 +121,7 @@ class MemoNode(Compiled[types.FunctionType]):
             methods = dict.fromkeys((number for number, _ in self.entered), ENTER)
             methods |= dict.fromkeys(self.by_args, KEEP_CALL) | dict.fromkeys(self.by_values, KEEP)
             methods |= dict.fromkeys(self.prefixes, KEEP_PREFIX)
-            return memoised(callee.fn, callee.is_method, Selection(methods, self.inlined, self.dropped))
+            return memoised(callee.fn, callee.is_method, methods)
 
         fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
         return fn(*callee.first, *call.args, _stoker=_Helper(self, answers, callee), **call.kwargs)
@@ -159,7 +156,7 @@ class _Helper:
         if key is None:
             return call()
         self._node.asked.add(number)
-        return self._answers.answer(key, call, call)
+        return self._answers.answer(key, call)
 
     def _key(self, number: int, values: Values) -> SiteKey | None:
         mentioned = values_of(values)
@@ -179,7 +176,7 @@ class _Helper:
             with contextlib.suppress(Unplanned):
                 self._node.asked.add(number)
                 head = lambda: self._head(number, node, Call(called, *arguments()))  # noqa: E731
-                state = self._answers.answer(key, head, arguments)
+                state = self._answers.answer(key, head)
                 return node.tail(called, (), state)
         return Call(called, *arguments()).run()
 
@@ -280,7 +277,7 @@ class Memo:
         self._on_problem = on_problem  # is told why nothing may be answered from memory any more
         self._comparison = Comparison()
 
-    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
+    def answer(self, key: Key, call: Thunk) -> Value:
         """What a call returns: a copy of what it returned before, or its result, which is kept."""
         store = self._store
         number = self._table.find(key, claim=False) if store.usable else -1

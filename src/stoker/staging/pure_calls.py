@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import os
@@ -73,7 +72,6 @@ class Survey:
         self._plain_s = 0.0  # the same, of those that are compared
         self._samples = 1  # that were surveyed
         self._methods: set[str] = set()
-        self._inline = not samples.changes  # what a call reads may be another value where its variable is used
 
     def run(self) -> MemoPlan | None:
         """Calls to be kept, verified; None where none pays."""
@@ -178,26 +176,13 @@ class Survey:
         node = MemoNode()
         sites = function.sites
         by_args = self._slow(function.seconds) - function.struck - function.not_by_args
-        by_values = {
-            n: taken
-            for n in self._slow(function.seconds_with_args) - function.struck - function.drew - by_args
-            for taken in [function.definitions_for(n, self._inline)]
-            if taken is not None
-        }
+        slow = self._slow(function.seconds_with_args) - function.struck - function.drew - by_args
+        by_values = set(filter(function.has_small_variables, slow))
         prefixes = self._prefixes(function)
-        fit = by_args | set(by_values) | set(prefixes)
-        while True:
-            outermost = {n for n in fit if not sites[n].around & fit}
-            inlined = {n: taken for n, taken in (by_values | prefixes).items() if n in outermost}
-            node.dropped = function.definitions.superfluous(inlined)
-            may_write = {n for n, t in inlined.items() if function.definitions.may_write(n, t, node.dropped)}
-            if not may_write:
-                break
-            fit -= may_write
-        kept = {n for n in outermost if n not in node.dropped}
-        node.inlined = {n: taken for n, taken in inlined.items() if taken and n in kept}
-        node.by_args, node.by_values = kept & by_args, kept & set(by_values)
-        for n in kept & set(prefixes):
+        fit = by_args | by_values | prefixes
+        kept = {n for n in fit if not sites[n].around & fit}
+        node.by_args, node.by_values = kept & by_args, kept & by_values
+        for n in kept & prefixes:
             found = function.prefixes[n]
             assert found is not None
             node.prefixes[n] = {key_of(function.calls[n].function): found}
@@ -206,25 +191,24 @@ class Survey:
         if any("self." in sites[n].text for n in node.by_args):
             self._methods |= {sites[n].function for n in node.by_args}
         for (n, key), inner in function.inner.items():
-            if n not in kept | node.dropped and not sites[n].around & (kept | node.dropped):
+            if n not in kept and not sites[n].around & kept:
                 within = self._select(inner)
                 if within is not None:
                     node.entered[n, key] = within
         return node if kept or node.entered else None
 
-    def _prefixes(self, function: SurveyedFunction) -> dict[int, set[int]]:
-        """Calls that draw and have a first part that can be kept, with the definitions to be taken into each."""
-        out = {}
+    def _prefixes(self, function: SurveyedFunction) -> set[int]:
+        """Calls that draw and have a first part that can be kept."""
+        out = set()
         for n, call in function.calls.items():
             if n not in function.draws_itself or n in function.struck or function.arguments_draw(n):
                 continue
-            taken = function.definitions_for(n, self._inline)
-            if taken is None:
+            if not function.has_small_variables(n):
                 continue
             if n not in function.prefixes:
                 function.prefixes[n] = self._prefix(call)
             if function.prefixes[n] is not None:
-                out[n] = taken
+                out.add(n)
         return out
 
     def _prefix(self, call: Call) -> Node | None:
@@ -253,7 +237,7 @@ class Survey:
         for n, site in function.sites.items():
             if site.function in self._methods and not site.around & kept:
                 node.by_args.add(n)
-        node.by_args -= node.by_values | node.dropped | {n for n, _ in node.entered}
+        node.by_args -= node.by_values | {n for n, _ in node.entered}
         for key, inner in node.entered.items():
             self._select_in_other_branches(inner, function.inner[key])
 
@@ -358,7 +342,7 @@ def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str
     """What the source of kept calls reads before they are made: names, and the global variables among them."""
     texts = [function.sites[n].function for n, _ in node.entered]
     for n in node.by_values | node.by_args | set(node.prefixes):
-        texts.append(ast.unparse(function.definitions.inlined(n, node.inlined.get(n, ()))))
+        texts.append(function.sites[n].text)
     names = set(re.findall(r"\w+", " ".join(texts)))
     variables = globals_named(function.callee.fn, names)
     for key, inner in node.entered.items():
@@ -370,8 +354,7 @@ def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str
 
 def _shown(function: SurveyedFunction, number: int, node: MemoNode) -> str:
     """What is kept of a call, for reports."""
-    inlined = node.inlined.get(number)
-    text = ast.unparse(function.definitions.inlined(number, inlined)) if inlined else function.sites[number].text
+    text = function.sites[number].text
     for found in node.prefixes.get(number, {}).values():
         first = f"{found.kept} of {len(found.names)} transforms" if isinstance(found, SliceNode) else ""
         text += f": up to {cut_of(found) or first}"
@@ -395,7 +378,6 @@ class _Visitor:
     def item(self, number: int, value: Value, index: object, values: Values | None) -> Value:
         getter: Value = getattr(value, "__getitem__", None)
         if callee_of(getter) is None:
-            self._function.looked_up.add(number)
             self._function.note_large(number, None if values is None else values_of(values))
             return value[index]
         return self.visit(number, lambda: self.call(number, getter, index), values)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from .blocks_as_calls import blocks_as_calls
-from .inline_variables import Definitions
+from .drawn_arguments import arguments_before_calls
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource, tree_of
 from .syntax import COMPREHENSIONS, FRAME_READERS, first_param, is_generator, is_item
 
 SCOPES = (ast.Lambda, *COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame
-KEEP, KEEP_CALL, KEEP_PREFIX, ENTER = "keep", "keep_call", "keep_prefix", "enter"  # methods: see ``Selection``
+# What ``memoised`` makes of a call. KEEP: ``_stoker.keep(number, lambda: call, values)``, with the local variables that
+# it mentions. KEEP_CALL: ``_stoker.keep_call(number, f, ...)``. ENTER: ``_stoker.enter(number, f, ...)``, for that
+# function is rewritten itself. KEEP_PREFIX: ``_stoker.keep_prefix(number, f, lambda: (args, kwargs), values)``.
+KEEP, KEEP_CALL, KEEP_PREFIX, ENTER = "keep", "keep_call", "keep_prefix", "enter"
 
 
 class Site(NamedTuple):
@@ -31,22 +33,6 @@ class Site(NamedTuple):
     line: int  # where it stands
     # local variables that it reads, without ``self``; None where it binds variables of its own
     mentioned: list[str] | None
-    # those of them that a definition may be taken for, each with the number of the call that defines it
-    given: Mapping[str, int]
-
-
-class Selection(NamedTuple):
-    """What ``memoised`` replaces in a function."""
-
-    # by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the local variables
-    # that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``: ``_stoker.enter(number, f,
-    # ...)``, for the function is rewritten itself. ``KEEP_PREFIX``: ``_stoker.keep_prefix(number, f, lambda: (args,
-    # kwargs), values)``.
-    methods: Mapping[int, str]
-    # by number of a site that is kept, the definitions whose variables identify it, in the place of the variables that
-    # they define (see ``inline_variables``)
-    inlined: Mapping[int, Collection[int]]
-    dropped: Collection[int]  # those that are used by nothing else: they are made by the calls that are kept
 
 
 def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
@@ -57,22 +43,15 @@ def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
     return _rewritten(fn, is_method, None)
 
 
-def memoised(fn: types.FunctionType, is_method: bool, selected: Selection) -> types.FunctionType:
-    """A copy in which some sites are replaced. Raises NoSource: as ``surveyed``."""
-    return _rewritten(fn, is_method, selected)
-
-
-def definitions_of(fn: types.FunctionType) -> Definitions:
-    """The assignments of calls to local variables."""
-    tree = blocks_as_calls(tree_of(fn).tree)
-    return Definitions(tree, _numbers(tree))
+def memoised(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str]) -> types.FunctionType:
+    """A copy in which some sites are replaced, by number. Raises NoSource: as ``surveyed``."""
+    return _rewritten(fn, is_method, methods)
 
 
 def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
-    tree = blocks_as_calls(tree_of(fn).tree)
+    tree = arguments_before_calls(tree_of(fn).tree)
     numbers = _numbers(tree)
     variables = _variables(fn, tree, is_method)
-    given = Definitions(tree, numbers).given
     out: dict[int, Site] = {}
 
     def collect(node: ast.AST, around: set[int]) -> None:
@@ -80,7 +59,7 @@ def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
         if number is not None and isinstance(node, (ast.Call, ast.Subscript)):
             called = ast.unparse(_function_of(node))
             mentioned = _mentioned(node, variables)
-            out[number] = Site(around, ast.unparse(node), called, node.lineno, mentioned, given.get(number, {}))
+            out[number] = Site(around, ast.unparse(node), called, node.lineno, mentioned)
             around = around | {number}
         for child in ast.iter_child_nodes(node):
             collect(child, around)
@@ -113,24 +92,12 @@ def _mentioned(node: ast.AST, variables: set[str]) -> list[str] | None:
     return sorted({x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in variables})
 
 
-def _rewritten(fn: types.FunctionType, is_method: bool, selected: Selection | None) -> types.FunctionType:
+def _rewritten(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str] | None) -> types.FunctionType:
     function = tree_of(fn)
-    tree = blocks_as_calls(function.tree)
+    tree = arguments_before_calls(function.tree)
     if is_generator(tree):
         raise NoSource(f"{tree.name} is a generator or a coroutine")
-    numbers = _numbers(tree)
-    inlined: dict[int, ast.expr] = {}
-    known_by: dict[int, ast.expr] = {}
-    if selected is not None and selected.inlined:
-        definitions = Definitions(tree, numbers)
-        for number, taken in selected.inlined.items():
-            known_by[number] = definitions.inlined(number, taken)
-            inlined[number] = definitions.inlined(number, selected.dropped)
-        for statement in definitions.assignments(selected.dropped):
-            assert isinstance(statement, (ast.Assign, ast.AnnAssign))
-            statement.value = ast.copy_location(ast.Constant(None), statement)
-    methods = None if selected is None else selected.methods
-    rewriter = _Rewriter(numbers, _variables(fn, tree, is_method), methods, inlined, known_by)
+    rewriter = _Rewriter(_numbers(tree), _variables(fn, tree, is_method), methods)
     tree.body = [rewriter.visit(statement) for statement in tree.body]
     (made,) = compiled_like(fn, function, [(tree, True)])
     return made
@@ -139,19 +106,10 @@ def _rewritten(fn: types.FunctionType, is_method: bool, selected: Selection | No
 class _Rewriter(ast.NodeTransformer):
     """Replaces sites."""
 
-    def __init__(
-        self,
-        numbers: dict[int, int],
-        variables: set[str],
-        methods: Mapping[int, str] | None,
-        inlined: Mapping[int, ast.expr],
-        known_by: Mapping[int, ast.expr],
-    ) -> None:
+    def __init__(self, numbers: dict[int, int], variables: set[str], methods: Mapping[int, str] | None) -> None:
         self._numbers = numbers  # of the sites, by id
         self._variables = variables
-        self._methods = methods  # see ``Selection``; None: all are reported
-        self._inlined = inlined  # what stands in the place of a site, by number
-        self._known_by = known_by  # an expression whose variables identify a site, by number; otherwise its own do
+        self._methods = methods  # see ``KEEP``; None: all are reported
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return self._site(node)
@@ -165,8 +123,7 @@ class _Rewriter(ast.NodeTransformer):
     def _site(self, node: ast.Call | ast.Subscript) -> ast.AST:
         number = self._numbers[id(node)]
         method = "visit" if self._methods is None else self._methods.get(number)
-        whole = self._inlined.get(number, node)
-        names = _mentioned(self._known_by.get(number, node), self._variables)
+        names = _mentioned(node, self._variables)
         needs_frame = any(isinstance(x, INLINE) or _reads_frame(x) for x in ast.walk(node))  # not that of a lambda
         is_frame_reader = isinstance(node, ast.Call) and _reads_frame(node.func)
         self.generic_visit(node)
@@ -179,12 +136,12 @@ class _Rewriter(ast.NodeTransformer):
         if method in (KEEP_CALL, ENTER):
             made = _helped(method, number, node)
         elif method == KEEP:
-            made = helper_call(KEEP, constant(number), _thunk(whole), values)
+            made = helper_call(KEEP, constant(number), _thunk(node), values)
         elif method == KEEP_PREFIX:
-            assert isinstance(whole, ast.Call)
-            called = helper_call("arguments", *whole.args)
-            called.keywords = whole.keywords
-            made = helper_call(KEEP_PREFIX, constant(number), whole.func, _thunk(called), values)
+            assert isinstance(node, ast.Call)
+            called = helper_call("arguments", *node.args)
+            called.keywords = node.keywords
+            made = helper_call(KEEP_PREFIX, constant(number), node.func, _thunk(called), values)
         elif isinstance(node, ast.Subscript):
             made = helper_call("item", constant(number), node.value, node.slice, values)
         else:

@@ -12,7 +12,7 @@ from .executed_code import is_closed
 from .memoize import is_small
 from .plan import Node
 from .recompile import rebound
-from .rewrite_calls import definitions_of, sites_of, surveyed
+from .rewrite_calls import sites_of, surveyed
 
 
 class SurveyedFunction:
@@ -21,7 +21,6 @@ class SurveyedFunction:
     def __init__(self, callee: Callee) -> None:
         self.callee = callee  # the function
         self.sites = sites_of(callee.fn, callee.is_method)  # its calls, by number
-        self.definitions = definitions_of(callee.fn)  # its assignments of calls to variables
         # by number of a call: how long it took each time, without its arguments
         self.seconds: dict[int, list[float]] = {}
         self.seconds_with_args: dict[int, list[float]] = {}  # the same, with what was evaluated for its arguments
@@ -29,7 +28,6 @@ class SurveyedFunction:
         self.drew: set[int] = set()  # numbers of calls that draw, or for whose arguments something draws
         self.draws_itself: set[int] = set()  # numbers of calls that draw
         self.large: dict[int, set[str]] = {}  # by number of a call, the local variables in it that are no small values
-        self.looked_up: set[int] = set()  # numbers of subscripts that are no call of a Python function
         self.calls: dict[int, Call] = {}  # by number, the first call that has other arguments than small values
         # by number of a call, how it can be made in two parts; None: it cannot
         self.prefixes: dict[int, Node | None] = {}
@@ -51,29 +49,9 @@ class SurveyedFunction:
             large = {name for name, value in zip(names, mentioned, strict=True) if not is_small(value)}
             self.large.setdefault(number, set()).update(large)
 
-    def definitions_for(self, number: int, inline: bool) -> set[int] | None:
-        """The definitions that have to be taken into a call, so that it mentions small values only. ``inline``:
-        definitions may be taken into calls. None where it is not possible."""
-        site = self.sites[number]
-        large = self.large.get(number, set())
-        if site.mentioned is None or (large and not inline):
-            return None
-        out: set[int] = set()
-        for name in large:
-            definition = site.given.get(name)
-            if definition is None or not self._is_pure(definition):
-                return None
-            inner = self.definitions_for(definition, inline)
-            if inner is None:
-                return None
-            out |= {definition} | inner
-        return out
-
-    def _is_pure(self, definition: int) -> bool:
-        found = self.definitions.by_number[definition]
-        is_replaced = not found.mentions_itself or found.name in self.large.get(definition, ())
-        was_run = definition in self.seconds_with_args or definition in self.looked_up
-        return is_replaced and was_run and definition not in self.drew | self.struck
+    def has_small_variables(self, number: int) -> bool:
+        """Whether the local variables in a call are all known, and small values."""
+        return self.sites[number].mentioned is not None and not self.large.get(number)
 
     def arguments_draw(self, number: int) -> bool:
         """Whether something draws for the arguments of a call."""
