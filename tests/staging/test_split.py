@@ -545,73 +545,6 @@ def test_what_a_sample_changes_is_changed_each_time() -> None:
     assert data.count == 0  # the trial ran elsewhere
 
 
-class Timed(Pictures):
-    """Notes how long it took, and how often, as scripts do that look for what is slow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds, self.count, self.of = 0.0, 0, [0] * self.n
-        self.times: list[float] = []
-
-    def __getitem__(self, i: int) -> Any:
-        began = time.time()
-        x = torch.full(SHAPE, float(i)).exp().log()
-        self.of[i] += 1
-        read = time.time()
-        self.count += 1
-        self.times.append(read - began)
-        if time.time() - began > 3600:
-            print("slow")
-        x = x + torch.rand(())
-        self.seconds += 1000 * (time.time() - began)
-        return x
-
-
-class TimedWhole(Timed):
-    def __getitem__(self, i: int) -> Any:
-        began = time.perf_counter()
-        x = torch.full(SHAPE, float(i)).exp().log()
-        self.times.append(time.perf_counter() - began)
-        self.of[i] += 1
-        self.count += 1
-        return x
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("kind", [Timed, TimedWhole])
-def test_what_only_notes_something_is_run_each_time(kind: type[Timed]) -> None:
-    staged = same_bits(kind())  # loads each sample three times, with and without the cache
-    assert staged.account.filled == 20
-    assert (staged.count, staged.of, len(staged.times)) == (120, [6] * 20, 120)
-
-
-class SeedsWorker(Pictures):
-    """A worker seeds itself when its first sample is loaded, as in RAFT's datasets."""
-
-    is_seeded = False
-
-    def __getitem__(self, i: int) -> Any:
-        if not self.is_seeded:
-            info = torch.utils.data.get_worker_info()
-            if info is not None:
-                torch.manual_seed(info.id)
-                random.seed(info.id)
-                self.is_seeded = True
-        x = torch.full(SHAPE, float(i)).exp().log()
-        return x + torch.rand(()) + random.random()
-
-
-@pytest.mark.slow
-def test_a_worker_seeds_itself_in_the_second_part() -> None:
-    data = SeedsWorker()
-    staged = same_bits(data)
-    assert staged.account.filled == 20
-    loaders = [torch.utils.data.DataLoader(x, batch_size=4, num_workers=2) for x in (data, staged)]
-    plain, ours = ([list(loader) for _ in range(2)] for loader in loaders)
-    assert equal_bits(plain, ours)
-    assert not data.is_seeded
-
-
 class TakesOption(Pictures):
     """Its first sample makes a reader of an option, which it takes out of the options, as in BasicSR's datasets."""
 
@@ -728,48 +661,6 @@ def test_what_a_small_cache_of_functools_holds_is_no_measure() -> None:
     assert plan is not None
     assert plan.head_s > 0.002
     same_bits(Slices())
-
-
-class CountIsRead(Timed):
-    def __getitem__(self, i: int) -> Any:
-        self.count += 1
-        x = torch.full(SHAPE, float(i)) * self.half()
-        return x + torch.rand(())
-
-    def half(self) -> float:
-        return self.count / 2
-
-
-class CountsAndReturns(Timed):
-    def __getitem__(self, i: int) -> Any:
-        self.count += 1
-        x = torch.full(SHAPE, float(i)).exp().log()
-        if i % 2:
-            return x
-        return x + torch.rand(())
-
-
-class CountsAndFails(Timed):
-    def __getitem__(self, i: int) -> Any:
-        self.count += 1
-        x = torch.full(SHAPE, float(i)).exp().log()
-        try:
-            if i == 7:
-                raise ValueError
-        except ValueError:
-            return x
-        return x + torch.rand(())
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("kind", [CountsAndReturns, CountsAndFails])
-def test_what_only_notes_something_is_run_where_the_function_returns_early(kind: type[Timed]) -> None:
-    assert same_bits(kind()).count == 120
-
-
-def test_what_the_first_part_reads_is_no_note() -> None:
-    with pytest.raises(UsageError, match=r"dataset\.count"):
-        stoker.split(CountIsRead())
 
 
 class Methods(Pictures):

@@ -28,7 +28,6 @@ import types
 from typing import Any, NamedTuple
 
 from .callee import Callee
-from .deferred import deferred
 from .recompile import HELPER, compiled_like, helper_call
 from .switches import scope_of, switched_on
 from .syntax import (
@@ -114,12 +113,10 @@ def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
     block: list[ast.stmt] = tree.body
     around: Position = ()
     in_context = False
-    end: Any = where.position[0]
-    later = deferred(tree, block[: end + (len(where.position) > 1 or where.call is not None)], first)
     for depth in range(0, len(where.position), 2):
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
-            is_left = is_setup(statement, first) or is_reset(statement, first) or any(statement is x for x in later)
+            is_left = is_setup(statement, first) or is_reset(statement, first)
             on = switched_on(statement, scope)
             changed = "" if is_left else changes_state(_without_handlers(on), locals_, scope)
             changed = changed or (sets_something(on, locals_) if in_context else "")
@@ -152,12 +149,10 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed, local_variables(tree))
     head, rest = cutter.block(tree.body, ())
     line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
-    later = deferred(tree, head, first)
-    head, rest = [x for x in head if not any(x is y for y in later)], [*later, *rest]
     again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)
     stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
-    head_tree = _head_tree(tree, head, bool(later))
+    head_tree = _head_tree(tree, head)
     tail_tree = ast.copy_location(copy.copy(tree), tree)
     tail_tree.args = ast.arguments(
         posonlyargs=[],
@@ -178,16 +173,13 @@ def _unbind(name: str) -> ast.stmt:
     return ast.If(missing, [ast.Delete([ast.Name(name, ast.Del())])], [])
 
 
-def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt], has_tail: bool) -> ast.FunctionDef:
-    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``; where statements of the
-    head are left to the tail, ``_stoker.unplanned()``."""
+def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt]) -> ast.FunctionDef:
+    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``."""
 
     class Returns(ast.NodeTransformer):
         def visit_Return(self, node: ast.Return) -> ast.AST:
             if getattr(node, "packs", False):
                 return node
-            if has_tail:
-                return ast.copy_location(ast.Expr(helper_call("unplanned")), node)
             return ast.copy_location(ast.Return(helper_call("done", node.value or ast.Constant(None))), node)
 
         def _leave(self, node: ast.AST) -> ast.AST:
