@@ -49,8 +49,10 @@ def main():
 GUARDS = {True: 'if __name__ == "__main__": ', False: ""}
 METHODS = {method: f"mp.set_start_method({method!r})" for method in ("fork", "spawn", "forkserver")}
 # As from Python 3.14 on, where nobody has set one.
-OF_314 = "c._default_context = mp.get_context('forkserver')"
-METHODS["default"] = f"c = mp.context._default_context; c._actual_context = None; {OF_314}"
+METHODS["default"] = (
+    "c = mp.context._default_context; c._actual_context = None; c._default_context = mp.get_context('forkserver'); "
+    "mp.get_all_start_methods = lambda: ['forkserver', 'spawn', 'fork']"
+)
 MATRIX = [*itertools.product(METHODS, (False, True), (True, False), ("None", "lambda: 0"))]
 
 
