@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import abc
+import builtins
 import collections
 import configparser
 import dataclasses
+import decimal
+import enum
 import functools
 import os
+import pickle
 import random
 import secrets
+import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -515,3 +522,220 @@ class OwnCacheSeldomChanged(Case):
         if random.random() < 0.1:
             x.mul_(0.5)
         return x.clone()
+
+
+# -- what classes, libraries, and the interpreter hold
+
+
+class Policy(enum.Enum):
+    SOFT = 1
+
+    @property
+    def scale(self) -> float:
+        return float(self._scales[self.name])  # type: ignore[attr-defined]
+
+
+Policy._scales = {"SOFT": 1.0}  # type: ignore[attr-defined]
+
+
+class MemberOfAnEnum(Case):
+    """Its class holds what changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.policy = list(Policy)[0]
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.policy.scale
+
+    def between(self, epoch: int) -> None:
+        self.policy._scales["SOFT"] = 1.0 + epoch  # type: ignore[attr-defined]
+
+
+class SaysItIsEmpty(list[float]):
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class SaysItHasNothing(dict[str, float]):
+    items = keys = values = lambda self: ()  # type: ignore[assignment]  # noqa: E731
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __reduce__(self) -> Any:
+        return SaysItHasNothing, ()
+
+
+class ContainersThatLie(Case):
+    def __init__(self, folder: Path) -> None:
+        self.weights, self.cfg = SaysItIsEmpty([1.0] * N), SaysItHasNothing(scale=1.0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.weights[i] * self.cfg["scale"]
+
+    def between(self, epoch: int) -> None:
+        if epoch == 1:
+            self.weights[3] = 2.0
+        if epoch == 2:
+            self.cfg["scale"] = 3.0
+
+
+class PrintOptions(Case):
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i), len(str(np.sqrt(np.arange(3.0)))), len(str(decimal.Decimal(1) / 3))
+
+    def between(self, epoch: int) -> None:
+        np.set_printoptions(precision=8 - 2 * (epoch % 2))
+        decimal.getcontext().prec = 28 - 2 * (epoch // 2)
+
+
+class ValueOfALibrary(Case):
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (1 + sys.dont_write_bytecode)
+
+    def between(self, epoch: int) -> None:
+        sys.dont_write_bytecode = bool(epoch % 2)
+
+
+class AmongTheBuiltins(Case):
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * exact_scale()  # type: ignore[name-defined]  # noqa: F821
+
+    def between(self, epoch: int) -> None:
+        builtins.exact_scale = (lambda: 1.0) if epoch < 2 else (lambda: 2.0)  # type: ignore[attr-defined]
+
+
+class Doubles(abc.ABC):  # noqa: B024
+    pass
+
+
+class RegisteredLater(Case):
+    def __init__(self, folder: Path) -> None:
+        self.helper = type("Slots", (Slots,), {"__module__": __name__})()
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (2.0 if isinstance(self.helper, Doubles) else 1.0)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            Doubles.register(type(self.helper))
+
+
+class Sums:
+    def __init__(self) -> None:
+        self.parts = [1.0]
+
+    @functools.cached_property
+    def total(self) -> float:
+        return sum(self.parts)
+
+
+class SetOnceInEachProcess(Case):
+    """Its function runs for the first sample of each worker only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sums = Sums()
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.sums.total
+
+    def between(self, epoch: int) -> None:
+        self.sums.parts.append(1.0)
+
+
+class MadeByTheScript(Case):
+    """A module without a file."""
+
+    def __init__(self, folder: Path) -> None:
+        sys.modules["exact_made"] = types.ModuleType("exact_made")
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        import exact_made  # type: ignore[import-not-found]
+
+        return slow(i) * exact_made.SCALE
+
+    def between(self, epoch: int) -> None:
+        sys.modules["exact_made"].SCALE = 1.0 + epoch  # type: ignore[attr-defined]
+
+
+class Pickled:
+    scale = 1.0
+
+
+PICKLED = pickle.dumps(Pickled())
+
+
+class UnpickledClass(Case):
+    """No code names the class."""
+
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * pickle.loads(PICKLED).scale
+
+    def between(self, epoch: int) -> None:
+        type(pickle.loads(PICKLED)).scale = 1.0 + epoch
+
+
+class LinksToNothing(_Files):
+    def __getitem__(self, i: int) -> Any:
+        link = os.path.join(self.folder, "y", f"{i}")
+        return slow(i) * int(os.readlink(link) if os.path.islink(link) else 1)
+
+    def between(self, epoch: int) -> None:
+        link = Path(self.folder) / "y" / "3"
+        link.unlink(missing_ok=True)
+        link.symlink_to(str(2 + epoch))
+
+
+class FileWithoutAName(Case):
+    def __init__(self, folder: Path) -> None:
+        self.number = os.memfd_create("exact")
+        os.write(self.number, bytes(N))
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (1 + os.pread(self.number, 1, i)[0])
+
+    def between(self, epoch: int) -> None:
+        os.pwrite(self.number, bytes([epoch]), 3)
+
+
+class ItemsOfAComprehension(Case):
+    """One sample in six has items, which draw."""
+
+    is_random = True
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) + sum(secrets.randbelow(1 << 30) for _ in range(int(i % 6 == 4)))
+
+
+class LaterInAComparison(Case):
+    """One sample in six comes to the end of the comparison."""
+
+    is_random = True
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (-1 if 3 < i % 6 < 5 < secrets.randbelow(10) else 1)
+
+
+class BatchAsAWhole(Case):
+    def __getitem__(self, i: int) -> Any:
+        return slow(i)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [slow(i) + min(indices) for i in indices]

@@ -35,6 +35,8 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "DrawnOnAHelper": "reads do",
     "KeptByLruCacheAndChanged": "load",
     "OwnCacheSeldomChanged": "kept",
+    "FileWithoutAName": "a file that has no name",
+    "BatchAsAWhole": "__getitems__",
 }
 
 

@@ -144,13 +144,13 @@ class Inputs(ValueDigests):
         self._of_code: set[str] = set()  # paths of functions
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that keep what they returned
         self.packages: set[str] = set()  # whose functions and classes may be used
-        self._reads_descriptors = False  # some code reads files by their number: ``os.pread(self.fd, ...)``
+        self._beside_descriptors: set[str] = set()  # names in code that reads files by number: ``os.pread(self.fd, 8)``
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
         self._visit(dataset, DATASET, DEPTH)
         if self._depends_on_gradients:
             asked = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
             self.entries["whether gradients are asked for"] = Entry("asked", asked)
-        if self._reads_descriptors:
+        if self._beside_descriptors:
             self._note_descriptors()
         self.entries["settings of libraries"] = Entry("settings", library_settings())
         for k, fn in enumerate(functions):
@@ -211,7 +211,8 @@ class Inputs(ValueDigests):
         """Files whose number an attribute may be."""
         for path, entry in list(self.entries.items()):
             kind, number = entry.digest if isinstance(entry.digest, tuple) and len(entry.digest) == 2 else ("", 0)
-            stamp = stamp_of_descriptor(number) if kind == "int" and isinstance(number, int) else ()
+            may_be = kind == "int" and path.rpartition(".")[2].rstrip("']") in self._beside_descriptors
+            stamp = stamp_of_descriptor(number) if may_be and isinstance(number, int) else ()
             if stamp:
                 self.entries[f"{path} as a file"] = Entry("a file", stamp)
             elif stamp is None:
@@ -355,7 +356,8 @@ class Inputs(ValueDigests):
                 self._visit_global(value, path, mentioned, depth)
         attributes = attributes_read(original(code))
         self._depends_on_gradients |= ("torch", "is_grad_enabled") in attributes
-        self._reads_descriptors |= not DESCRIPTORS.isdisjoint(attributes)
+        if not DESCRIPTORS.isdisjoint(attributes):
+            self._beside_descriptors |= mentioned
         for names in sorted(attributes):
             self._visit_value_of_library(names, scope, depth)
         if mentioned & {"environ", "getenv", "environb"} or read & {"environ", "getenv"}:
