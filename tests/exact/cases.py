@@ -542,7 +542,7 @@ class MemberOfAnEnum(Case):
     """Its class holds what changes."""
 
     def __init__(self, folder: Path) -> None:
-        self.policy = list(Policy)[0]
+        self.policy = next(iter(Policy))
         self.between(0)
 
     def __getitem__(self, i: int) -> Any:
@@ -561,7 +561,7 @@ class SaysItIsEmpty(list[float]):
 
 
 class SaysItHasNothing(dict[str, float]):
-    items = keys = values = lambda self: ()  # type: ignore[assignment]  # noqa: E731
+    items = keys = values = lambda self: ()  # type: ignore[assignment]
 
     def __iter__(self) -> Any:
         return iter(())
