@@ -424,6 +424,41 @@ class Same(Pair):
         return self.all[i]
 
 
+class Reader:
+    def __init__(self, bonus: int) -> None:
+        self.bonus = bonus
+
+    def load(self, i: int) -> Any:
+        return torch.from_numpy(slow_array(i)) + self.bonus
+
+
+class OfReader(Samples):
+    """What loads is another object, of no dataset's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = Reader(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.reader.load(random.randrange(len(self))), i
+
+
+class NewReader(OfReader):
+    """A new one may have the address of the one before."""
+
+    def __getitem__(self, i: int) -> Any:
+        self.reader = Reader(random.randrange(5))
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(("kind", "shown"), [(OfReader, "self.reader.load"), (NewReader, "slow_array")])
+def test_calls_of_an_object_that_the_dataset_holds(kind: Any, shown: str) -> None:
+    staged = stoker.Staged(kind())
+    assert shown in str(staged.split)
+    assert ("self.reader.load" in str(staged.split)) == (kind is OfReader)
+    assert equal_bits(batches(kind()), batches(staged))
+
+
 class Clock(Pair):
     def load_image(self, i: int) -> Any:
         time.sleep(0.002)
@@ -461,7 +496,7 @@ def test_keys() -> None:
     assert key != call_key(Call(data.load_image, (True,), {}), names) or repr(3) != repr(True)
     assert call_key(Call(data.load_image, (torch.zeros(2),), {}), names) is None
     assert call_key(Call(Samples().load_image, (3,), {}), names) is None
-    assert not is_small(("x" * 2000,))
+    assert not is_small(("x" * 100_000,))
 
 
 def test_a_table_gives_each_key_a_number_of_its_own_until_it_is_full() -> None:

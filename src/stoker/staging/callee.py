@@ -41,6 +41,13 @@ class Call(NamedTuple):
             return self
 
 
+def call_of(called: Value, args: tuple[object, ...], kwargs: dict[str, object]) -> Call:
+    """A call; of a ``functools.partial``, that of its function."""
+    while type(called) is functools.partial:
+        called, args, kwargs = called.func, (*called.args, *args), {**called.keywords, **kwargs}
+    return Call(called, args, kwargs)
+
+
 class Callee(NamedTuple):
     """A Python function that a call runs."""
 

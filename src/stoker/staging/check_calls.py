@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -141,10 +140,11 @@ class Checker:
         second = call()
         states.restore()
         self.checked += 1
-        self.names_read |= code.names | set(re.findall(r"\w+", key.owner))  # and those that lead to the object
         self.variables |= code.variables
         self.looks_up_names |= code.looks_up_names
-        why = self._why_not(code, states, states_after, fingerprint, first, second)
+        named = code.names | set(re.findall(r"\w+", key.owner))  # and those that lead to the object
+        self.names_read |= named
+        why = self._why_not(code, named, states, states_after, fingerprint, first, second)
         if not why and (file_positions(samples.dataset), output_size()) != written:
             why = "it prints, logs or writes to a file"
         if not why:
@@ -163,6 +163,7 @@ class Checker:
     def _why_not(
         self,
         code: Executed,
+        named: set[str],
         before: RandomState,
         after: RandomState,
         fingerprint: Fingerprint,
@@ -176,11 +177,11 @@ class Checker:
             return f"it changes {changes}"
         if code.asks:
             return f"it asks {code.asks}"
-        for name in sorted(code.names & set(self._changing)):
+        for name in sorted(named & set(self._changing)):
             return f"it reads {name}, which the script changes in each epoch"
         if ANY_NAME in self._of_samples:
             return "samples set attributes whose names are computed"
-        for name in sorted(code.names & self._of_samples):
+        for name in sorted(named & self._of_samples):
             return f"it reads {name}, which loading a sample may change"
         if share_memory(first, second):
             return "its results are one and the same object"

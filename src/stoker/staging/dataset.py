@@ -19,7 +19,7 @@ from ..workers.read_threads import ReadThreads
 from .batches import Batches
 from .branches import Vetted
 from .cache_key import key_of, name_of
-from .callee import Call
+from .callee import call_of
 from .change_watch import ON_MISMATCH, ChangeWatch, Discards, shortly
 from .executed_code import written_by
 from .filling import Filler, Part
@@ -414,7 +414,7 @@ class Staged(Dataset[Sample]):
             self._memo = Memo(
                 self.dataset, store, table, self._filler.random_states, self._disable, self._filler.vetting
             )
-        return self.split.memo.root.run(self._memo, Call(self.dataset.__getitem__, (index,), {}))
+        return self.split.memo.root.run(self._memo, call_of(self.dataset.__getitem__, (index,), {}))
 
     def _without_cache(self, indices: Sequence[Index]) -> list[Sample]:
         get_many = getattr(self.dataset, "__getitems__", None) if self.split is not None else None

@@ -25,7 +25,7 @@ import numpy as np
 from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Attributes, MapDataset
-from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, callee_of, key_of
+from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, call_of, callee_of, key_of
 from .change_watch import STALE, Comparison
 from .plan import Node, PreparedState, Unplanned, nodes_in
 from .recompile import rebound
@@ -33,11 +33,13 @@ from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, memoised
 from .store.encode import CacheError, take
 from .store.memory import Memory
 from .store.store import Gone, Store
+from .users_code import is_library_class
 from .vetting import Vetting
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
 FAILURES = 16  # of the first part of a call, one after the other: then the call is made as a whole
-LONGEST = 1024  # characters of an argument, or items of a tuple of arguments
+LONGEST = 1024  # items of a tuple of arguments
+LONGEST_TEXT = 1 << 16  # characters of an argument: its digest takes 0.2 ms
 
 
 class SiteKey(NamedTuple):
@@ -80,7 +82,7 @@ def is_small(value: object) -> bool:
     """Whether a value can be part of a key."""
     if isinstance(value, tuple):
         return len(value) <= LONGEST and all(map(is_small, value))
-    return isinstance(value, SMALL) and not (isinstance(value, (str, bytes)) and len(value) > LONGEST)
+    return isinstance(value, SMALL) and not (isinstance(value, (str, bytes)) and len(value) > LONGEST_TEXT)
 
 
 def values_of(values: Values) -> tuple[object, ...] | None:
@@ -201,7 +203,7 @@ class _Helper:
 
     def keep_call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         """A call that may be answered from memory, identified by its arguments."""
-        call = Call(called, args, kwargs)
+        call = call_of(called, args, kwargs)
         key = call_key(call, self._answers.names)
         if key is None:
             return call.run()
@@ -210,8 +212,8 @@ class _Helper:
 
     def enter(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         """A call of a function in which calls are kept."""
-        call = Call(called, args, kwargs)
-        node = self._node.entered.get((number, key_of(called)))
+        call = call_of(called, args, kwargs)
+        node = self._node.entered.get((number, key_of(call.function)))
         return call.run() if node is None else node.run(self._answers, call)
 
 
@@ -332,12 +334,17 @@ def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
 
 
 def names_of(dataset: MapDataset) -> dict[int, str]:
-    """The dataset and those inside it, by id: objects whose methods' answers may be kept."""
+    """The dataset, those inside it, and objects of the user's classes there, by id: their methods' answers may be
+    kept."""
     out: dict[int, str] = {}
     waiting: list[tuple[str, object]] = [("dataset", dataset)]
     while waiting:
         path, x = waiting.pop()
-        if id(x) in out or not (hasattr(type(x), "__getitem__") and hasattr(x, "__dict__")):
+        if isinstance(x, types.MethodType):
+            path, x = f"{path}.__self__", x.__self__
+        if id(x) in out or not hasattr(x, "__dict__") or isinstance(x, (type, types.FunctionType, types.ModuleType)):
+            continue
+        if is_library_class(type(x)) and not hasattr(type(x), "__getitem__"):
             continue
         out[id(x)] = path
         for name, value in vars(x).items():

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ..core.compare import equal_bits
 from ..core.errors import one_line
 from ..core.packages import libraries
-from .callee import AnyCallable, Call, Thunk, Value, Values, callee_of, key_of
+from .callee import AnyCallable, Call, Thunk, Value, Values, call_of, callee_of, key_of
 from .check_calls import Checker, Replay, SeenKeys
 from .executed_code import globals_named, is_closed
 from .isolate import classes_unpickled
@@ -34,6 +34,7 @@ from .surveyed_function import SurveyedFunction, may_be_cut
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
 WORTH_SHARE = 0.02  # and, all times that a sample makes it, such a part of a sample
+OFTEN = 32  # times that a call is made; if it takes under ``WORTH_S``, it is surveyed no more
 VISITS = 3000  # calls that one survey looks at; then the rest of the code runs as it is
 DEPTH = 8  # a mosaic calls load_image in a container of containers
 CHECKS = 3  # times that samples are made to see each selected call
@@ -77,7 +78,7 @@ class Survey:
         """Calls to be kept, verified; None where none pays."""
         samples = self.samples
         indices = samples.some()
-        callee = callee_of(samples.dataset.__getitem__)
+        callee = callee_of(samples.call(indices[0]).function)
         if callee is None or is_closed(callee.fn, libraries()):
             return None
         self._root = SurveyedFunction(callee)
@@ -88,7 +89,7 @@ class Survey:
             began = time.perf_counter() - self._asking_s
             try:
                 with samples.emptied():
-                    self._run_surveyed(self._root, Call(samples.dataset.__getitem__, (i,), {}), DEPTH)
+                    self._run_surveyed(self._root, samples.call(i), DEPTH)
             except NoSource as e:
                 self.reasons.append(str(e))
                 return None
@@ -115,7 +116,10 @@ class Survey:
         return copied(*first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
     def visit(self, function: SurveyedFunction, number: int, run: Thunk, values: Values | None) -> Value:
-        """A call is made: what it costs, and whether it could be kept."""
+        """A call is made: what it costs, and whether it could be kept. One that is made often and takes no time, as in
+        a loop over the letters of a text, is surveyed no more."""
+        if number in function.cheap:
+            return run()
         self._visits += 1
         if self._visits > VISITS:
             function.struck.add(number)
@@ -125,10 +129,15 @@ class Survey:
         if moved:
             function.drew.add(number)
         function.note_large(number, mentioned)
+        spent = function.seconds_with_args[number]
+        if len(spent) % OFTEN == 0 and _typical(spent[-OFTEN:]) < WORTH_S:
+            function.cheap.add(number)
         return out
 
     def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
         """The call itself, its arguments being evaluated."""
+        if number in function.cheap:
+            return call.run()
         has_key = call_key(call, self._names) is not None
         if not has_key and number not in function.calls and may_be_cut(call):
             function.calls[number] = call.with_copied_arguments(self.samples.dataset)
@@ -226,8 +235,7 @@ class Survey:
 
     def _slow(self, seconds: dict[int, list[float]]) -> set[int]:
         """Numbers of calls that take long enough to be kept."""
-        # The shorter times: what else the machine does only adds to them.
-        typical = {n: sorted(spent)[len(spent) // 4] for n, spent in seconds.items()}
+        typical = {n: _typical(spent) for n, spent in seconds.items()}
         least_s = self._least_s * self._samples
         return {n for n, s in typical.items() if s > WORTH_S and s * len(seconds[n]) > least_s}
 
@@ -255,7 +263,7 @@ class Survey:
                 break
             try:
                 with samples.emptied():
-                    plan.root.run(checker, Call(samples.dataset.__getitem__, (i,), {}))
+                    plan.root.run(checker, samples.call(i))
             except Exception as e:
                 self.reasons.append(f"with calls from memory sample {i} fails: {one_line(e)}")
                 return False
@@ -301,7 +309,7 @@ class Survey:
                 seen.begin(k, -1)
                 began = time.perf_counter()
                 with samples.emptied():
-                    kept = plan.root.run(replay, Call(samples.dataset.__getitem__, (i,), {}))
+                    kept = plan.root.run(replay, samples.call(i))
                 served_s = time.perf_counter() - began if times_before else float("inf")
                 shortest[k] = min(shortest[k][0], plain_s), min(shortest[k][1], served_s)
                 if not equal_bits(plain, kept) or samples.states().in_order() != states:
@@ -330,6 +338,11 @@ class Survey:
                 name = key.function.rpartition(".")[2]
                 function.struck |= {n for n, site in function.sites.items() if site.function.endswith(name)}
         self.reasons.append(why)
+
+
+def _typical(spent: list[float]) -> float:
+    """One of the shorter times of a call: what else the machine does only adds to them."""
+    return sorted(spent)[len(spent) // 4]
 
 
 def _checked(node: MemoNode, function: SurveyedFunction) -> set[str]:
@@ -373,7 +386,7 @@ class _Visitor:
         return self._survey.visit(self._function, number, run, values)
 
     def call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
-        return self._survey.call(self._function, number, Call(called, args, kwargs), self._depth)
+        return self._survey.call(self._function, number, call_of(called, args, kwargs), self._depth)
 
     def item(self, number: int, value: Value, index: object, values: Values | None) -> Value:
         getter: Value = getattr(value, "__getitem__", None)

@@ -25,6 +25,7 @@ from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
+from .callee import Call, call_of
 from .executed_code import Executed, written_by, written_through_locals
 from .inputs import Inputs
 from .isolate import output_size
@@ -97,6 +98,7 @@ class TrialSamples:
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset keeps what it loaded
         self.draws = False  # loading a sample moved a generator
         self.sample_s = float("inf")  # seconds that a sample takes, the shortest of all
+        self.collate_s = float("inf")  # that collating takes for each; infinite: not known
         # module and name of the global variables that its code reads, as far as that is known
         self.variables: set[tuple[str, str]] = set()
         self._seed = SEED
@@ -254,6 +256,10 @@ class TrialSamples:
                 if "Permission denied" in why:  # native code, of which the audit hook knows nothing
                     why = f"in the trial, which must not write files, {why}"
         raise CacheError(f"its samples cannot be loaded: {why}")
+
+    def call(self, i: Index) -> Call:
+        """The call that makes a sample."""
+        return call_of(self.dataset.__getitem__, (i,), {})
 
     def make(self, i: Index) -> Sample:
         """A sample as a worker makes its first one, under the random states as they are."""

@@ -54,6 +54,12 @@ def lambda_of(code: types.CodeType) -> ast.Lambda:
     return found[0]
 
 
+def _as_definition(x: ast.Lambda, name: str) -> Function:
+    """The definition of a function that does what a lambda does."""
+    body = ast.copy_location(ast.Return(x.body), x.body)
+    return Function(ast.fix_missing_locations(ast.copy_location(ast.FunctionDef(name, x.args, [body], []), x)), "")
+
+
 def _begin(x: ast.Lambda) -> tuple[int, int]:
     return x.body.lineno, x.body.col_offset
 
@@ -70,6 +76,8 @@ def parse_ahead(files: Iterable[str]) -> None:
 
 @functools.lru_cache(maxsize=512)
 def _tree_of(code: types.CodeType, file: str) -> Function:
+    if code.co_name == "<lambda>":
+        return _as_definition(lambda_of(code), code.co_name)
     defined, codes = _parsed(code.co_filename, tuple(linecache.getlines(code.co_filename)))
     key = code.co_name, code.co_firstlineno
     found = defined.get(key, [])

@@ -31,6 +31,7 @@ class SurveyedFunction:
         self.calls: dict[int, Call] = {}  # by number, the first call that has other arguments than small values
         # by number of a call, how it can be made in two parts; None: it cannot
         self.prefixes: dict[int, Node | None] = {}
+        self.cheap: set[int] = set()  # numbers of calls that are often made and take no time
         self.struck: set[int] = set()  # numbers of calls that must not be kept
         # what was seen of the functions that it calls, by number and ``key_of``
         self.inner: dict[tuple[int, str], SurveyedFunction] = {}
