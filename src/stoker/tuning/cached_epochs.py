@@ -30,7 +30,7 @@ FILLED = 0.9  # of the samples: an epoch that drops its last batch leaves some o
 GROWING = 0.02  # of what is in a cache: one that grew by more in an epoch is still being filled
 START_S = 0.02  # what starting a worker costs an epoch
 MOST_S = 5.0  # of making an epoch's batches; longer ones are left to workers, who work beside the script's step
-PAYS = 2.0  # times what workers are expected to take: above that the script's process is not tried
+PAYS = 1.5  # times what workers are expected to take: above that the script's process is not tried
 WORTH = 0.2  # of an epoch's time in the script's process: what workers could save at best, for them to be tried
 
 
@@ -54,12 +54,13 @@ class Epoch(NamedTuple):
 
 
 class CachedEpochs:
-    """What is known of the epochs of one loader. ``sample_s``: of a sample whose deterministic part is in the cache."""
+    """What is known of the epochs of one loader. ``sample_s``: of a sample whose deterministic part is in the cache,
+    collating included."""
 
     def __init__(self, sample_s: float, workers: int, cores: int) -> None:
         self._sample_s = sample_s
         self._workers = workers
-        self._at_once = max(1, min(workers, cores - 1))  # workers beside the script's step
+        self._cores = cores
         self._begun: tuple[Maker, int, bool, int] | None = None  # the epoch that runs; samples stored before it
         self._last: Epoch | None = None
         self._by_maker: dict[Maker, Epoch] = {}
@@ -103,12 +104,16 @@ class CachedEpochs:
         """Whether an estimate says that an epoch without workers is not much longer than one with them."""
         if self._last is None:
             return False
-        here_s = self._sample_s * self._last.samples
-        return here_s <= min(MOST_S, PAYS * (here_s / self._at_once + START_S * self._workers))
+        here_s, step_s = self._sample_s * self._last.samples, self._last.step_s
+        return here_s <= MOST_S and here_s + step_s <= PAYS * self._by_workers(here_s, step_s)
 
     def _workers_at_best(self, script: Epoch) -> float:
         """Seconds of an epoch whose batches are made beside the script's step, which takes no longer for that."""
-        return max(script.loop_s - script.wait_s, script.wait_s / self._at_once) + START_S * self._workers
+        return self._by_workers(script.wait_s, script.loop_s - script.wait_s)
+
+    def _by_workers(self, making_s: float, step_s: float) -> float:
+        """The same, for so much work: all of it shares the cores."""
+        return max(step_s, making_s / self._workers, (making_s + step_s) / self._cores) + START_S * self._workers
 
 
 def why_not(loader: LoaderLike) -> str:
