@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from ..core.options import AutoWorkers, Budget, parse_bytes, worker_word
 from ..core.processes import starts_processes
 from ..core.random_state import RandomState, set_from_text
 from ..core.ranks import rank_and_ranks
-from ..core.types import JsonObject, LoaderLike, MapDataset
+from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..core.warn import warn_user
 from ..sampling.cursor import Cursor
 from ..sampling.stateful import load_into
@@ -392,17 +392,23 @@ def torch_serves(loader: LoaderLike) -> str:
 
 
 @contextmanager
-def with_dataset(loader: LoaderLike, dataset: object, late: LateDataset | None = None) -> Iterator[None]:
-    """Another dataset in the place of a loader's own, while an iterator is made of it. None: its own. ``late``: may
-    exchange it in the middle of the epoch."""
+def with_dataset(
+    loader: LoaderLike,
+    dataset: object,
+    late: LateDataset | None = None,
+    collate_fn: Callable[..., Batch] | None = None,
+) -> Iterator[None]:
+    """Another dataset, and another collate function, in the place of a loader's own, while an iterator is made of it.
+    None: its own. ``late``: may exchange the dataset in the middle of the epoch."""
     held = loader.__dict__
-    own = held["dataset"]
+    own, own_collate = held["dataset"], held["collate_fn"]
     held["dataset"] = own if dataset is None else dataset
+    held["collate_fn"] = own_collate if collate_fn is None else collate_fn
     held["_stoker_late"] = late
     try:
         yield
     finally:
-        held["dataset"] = own
+        held["dataset"], held["collate_fn"] = own, own_collate
         held.pop("_stoker_late", None)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..core import private_sockets, resources
 from ..core.errors import StokerError, UsageError
-from ..core.types import Index
+from ..core.types import Batch, Index
 from . import plain
 from .inputs import Inputs
 from .isolate import Trial, run_isolated
@@ -71,15 +71,17 @@ def start_trial(
     changing: Collection[str] = (),
     indices: Sequence[Index] = (),
     sampler: Iterable[Index] = (),
+    collate_fn: Callable[..., Batch] | None = None,
 ) -> Trial:
     """Begins to look for the deterministic part of a dataset, or asks the rank of this node that does. The trial's
     ``memories`` are the node's, once it has ended. The others: see ``find_plan``. Raises OSError: no process can
     be started."""
 
     def find() -> Found:
-        return find_plan(dataset, limit_s, changing, indices, sampler)
+        return find_plan(dataset, limit_s, changing, indices, sampler, None if is_shared else collate_fn)
 
     folder = os.environ.get("STOKER_RUN")
+    is_shared = bool(folder) and resources.ranks() > 1
     if folder and resources.ranks() > 1:
         with contextlib.suppress(StokerError, OSError):
             name, left_out = _name(dataset)

@@ -24,17 +24,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
-from ..core.types import Index, MapDataset
+from ..core.types import Batch, Index, MapDataset, Sample
 from .callee import Compiled
+from .collated import SIZE, collate_samples
 from .inputs import Inputs
 from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
@@ -46,7 +49,7 @@ from .stages import Row, cut_of, rows_of
 from .store.encode import CacheError
 from .users_code import is_users_module
 from .value_digests import Entry
-from .verify import CHANGES, attribute_of_dataset, verify
+from .verify import CHANGES, attribute_of_dataset, changed_name, verify
 
 MOST_PLANS = 24  # that are verified
 MEMO_SHARE = 0.3  # of a sample's time that a cut leaves: then calls that could be kept are looked for
@@ -72,6 +75,8 @@ class Found(NamedTuple):
     draws: bool = False  # making a sample moved a random generator
     may_draw: bool = False  # the user's code names what draws, though perhaps not for each sample
     sources: Sequence[str] = ()  # files with the source of functions that are rewritten
+    collate_s: float = 0.0  # seconds that collating takes for each sample; 0: not known
+    collate: Found | None = None  # which calls of the loader's collate function are kept; None: none
 
 
 def find_plan(
@@ -80,14 +85,37 @@ def find_plan(
     changing: Collection[str] = (),
     indices: Sequence[Index] = (),
     sampler: Iterable[Index] = (),
+    collate_fn: Callable[[list[Sample]], Batch] | None = None,
 ) -> Found:
     """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
     must not depend on attributes that the script changes in each epoch (``changing``). ``indices``, ``sampler``: see
-    ``TrialSamples``."""
+    ``TrialSamples``. ``collate_fn``: of the user's, some calls of which may be kept, too."""
     if is_far(dataset):
         allow_connections()
         reopen(dataset)
     samples = TrialSamples(dataset, indices, sampler)
+    found = _described(samples, limit_s, changing)
+    if collate_fn is None or not math.isfinite(samples.sample_s):
+        return found
+    of_collate: Found | None = None
+    with contextlib.suppress(Exception):  # the user's
+        batches = collate_samples(samples, collate_fn)
+        if batches is not None:
+            of_collate = _described(batches, limit_s, {*changing, *_changed_by(samples)})
+    collate_s = samples.collate_s if math.isfinite(samples.collate_s) else 0.0
+    if of_collate is not None and of_collate.memo is not None:
+        return found._replace(collate_s=of_collate.memo.served_s / SIZE, collate=of_collate)
+    return found._replace(collate_s=collate_s)
+
+
+def _changed_by(samples: TrialSamples) -> set[str]:
+    """Attributes and global variables that making some sample may change."""
+    return samples.may_write | samples.assigned | samples.stored | set(map(changed_name, samples.changes))
+
+
+def _described(samples: TrialSamples, limit_s: float, changing: Collection[str]) -> Found:
+    """What is found with some samples, and what is known of them."""
+    dataset = samples.dataset
     inputs = Inputs(dataset)
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
     known = set(sys.modules)

@@ -80,16 +80,18 @@ def attach(module: Any, applied: JsonObject) -> None:
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
         staged: object = None
+        collate_fn: Callable[..., Batch] | None = None
         late: LatePlan | None = None
         make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
         with _left_as_it_is(loader):
             known = _manage(loader, applied) if _is_manageable(loader) else None
             staged = _stream_with_cache(loader, applied) if known is None else known.staged_for(loader)
+            collate_fn = None if known is None else known.collate_for(loader)
             if known is not None and known.is_for_script(loader):
-                make = known.without_workers(loader)
+                make = known.without_workers(loader, collate_fn)
             late = None if known is None else known.late_plan(loader)
         _begin_next_trial()
-        with engine.with_dataset(loader, staged, late):
+        with engine.with_dataset(loader, staged, late, collate_fn):
             return _watched(loader, make(loader))
 
     module.DataLoader._get_iterator = _get_iterator
@@ -134,12 +136,14 @@ def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> context
     if engine.init_sees_dataset(loader) or not _is_manageable(loader):
         return contextlib.nullcontext()
     staged: MapDataset | None = None
+    collate_fn: Callable[..., Batch] | None = None
     with _left_as_it_is(loader):
         managed = _manage(loader, applied, f"kept {int(loader.num_workers)}: its iterators are its class's")
+        collate_fn = managed.collate_for(loader)
         if managed.staged is not None:
             managed.staged._begin()
             staged = managed.staged_for(loader)
-    return engine.with_dataset(loader, staged)
+    return engine.with_dataset(loader, staged, None, collate_fn)
 
 
 @contextlib.contextmanager

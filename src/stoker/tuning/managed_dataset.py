@@ -23,9 +23,11 @@ from ..loader import engine
 from ..loader.auto.limits import cores_here
 from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, WorkerlessIter, worker_copies
 from ..loader.loader_state import state_of
+from ..sampling.generators import find_generators
 from ..sampling.worker_init import only_seeds
 from ..staging import subsets
 from ..staging.change_watch import STALE, Discards, shortly
+from ..staging.collated import Collated
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs
@@ -48,6 +50,7 @@ LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it
 LEAST_GAIN_S = 50e-6  # and at least so much less
 LEAST_GAIN_SHARE = 0.02  # of a sample's time
 MOST_SERVED = 8  # subsets that are remembered
+NEW_CALLS, MOST_GROWN = 0.3, 2  # of the results kept, new ones in an epoch; in so many epochs a cache is of no use
 LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 
 
@@ -68,6 +71,8 @@ class ManagedDataset:
         self.found: Found | None = None  # by the trial
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
+        self.collated: Staged | None = None  # the collate function of one of its loaders, with a cache
+        self._filled_before = self._grown = 0  # results in that before this epoch; epochs in which they became more
         self.start_s = 0.0  # that the script waited while the trial was started
         self.waited_s = 0.0  # that it waited for the trial's end
         self.by_script = False  # batches that came from the cache were made in the script's own process
@@ -78,7 +83,8 @@ class ManagedDataset:
         self.is_single_pass = False  # no more of them are expected, so nothing is kept
         self._lock = threading.Lock()  # a script may take batches in another thread than it makes iterators in
         self._discards = Discards()  # trials of a dataset that was changed meanwhile
-        self._written: dict[int, set[str]] = {}  # by a loader's id: names of what its functions may change
+        # by a loader's id, and how many of its functions: names of what they may change
+        self._written: dict[tuple[int, int], set[str]] = {}
         self.waits = False  # until no other trial runs
         self._is_second = False  # no sample could be loaded in the first trial
         if hasattr(type(dataset), "_stoker_batches"):
@@ -103,8 +109,10 @@ class ManagedDataset:
         if dataset is None:
             return
         sampler = () if loader is None else loader._index_sampler
+        is_users = loader is not None and loader._auto_collation and not is_plain(loader.collate_fn)
+        collate_fn = loader.collate_fn if loader is not None and is_users else None
         try:
-            self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler)
+            self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler, collate_fn)
             self.reason = "the trial has not ended yet"
             self._looked_at = Inputs(dataset).let_go(dataset)  # beside the trial
             with contextlib.suppress(TypeError):
@@ -157,6 +165,7 @@ class ManagedDataset:
         if not changes:
             self.found = found
             self.reason = self.reason if found is None else self._stage(found, trial.memories)
+            self._stage_collate(found, self._loader())
             return
         self._discards.add(changes)
         if self._discards.too_many:
@@ -215,6 +224,32 @@ class ManagedDataset:
         self._dataset = lambda: dataset
         return ""
 
+    def _stage_collate(self, found: Found | None, loader: LoaderLike | None) -> None:
+        """Stages the collate function of the loader for which the trial was made."""
+        # One that draws from a generator of its own is copied for each worker that the script's process plays.
+        if found is None or found.collate is None or loader is None:
+            return
+        if not find_generators(loader.collate_fn):
+            with contextlib.suppress(UsageError):  # it reads what cannot be compared
+                collated = Collated(loader.collate_fn, self._length)
+                self.collated = Staged(collated, _split=Split(collated, found.collate))
+
+    def collate_for(self, loader: LoaderLike) -> Callable[..., Batch] | None:
+        """The loader's collate function with its cache, at an epoch's beginning; None where it goes without. Workers
+        that stay would not be told that an epoch begins."""
+        collated = self.collated
+        if collated is None or loader.persistent_workers or collated.dataset.collate_fn != loader.collate_fn:
+            return None
+        if self.is_single_pass or self._changed_by(loader, [loader.worker_init_fn], collated):
+            return None
+        collated._begin()
+        filled = collated.account.filled
+        self._grown = self._grown + 1 if filled > (1 + NEW_CALLS) * self._filled_before > 0 else 0
+        self._filled_before = filled
+        if self._grown == MOST_GROWN:
+            collated._disable("most calls in collate_fn have other arguments in each epoch")
+        return collated.__getitem__ if collated.usable else None
+
     @property
     def own_cache(self) -> str:
         """The attribute in which the dataset keeps what it loaded itself; "" where it does not."""
@@ -226,25 +261,26 @@ class ManagedDataset:
         cache serves, and the script can look into it."""
         if self.staged is None or self.is_single_pass or (self.own_cache and not loader.num_workers):
             return None
-        changed = self._changed_by_loader(loader)
+        changed = self._changed_by(loader, [loader.collate_fn, loader.worker_init_fn], self.staged)
         if changed:
             self.reason = f"the loader's collate_fn or worker_init_fn changes {changed}, which the cached part reads"
             return None
         return subsets.with_whole(loader.dataset, self.staged)
 
-    def _changed_by_loader(self, loader: LoaderLike) -> str:
-        """An attribute or a global variable that the loader's functions may change, and the cached part may read."""
-        split = None if self.staged is None else self.staged.split
-        functions = [fn for fn in (loader.collate_fn, loader.worker_init_fn) if fn is not None and not is_plain(fn)]
+    def _changed_by(self, loader: LoaderLike, asked: Sequence[object], staged: Staged) -> str:
+        """An attribute or a global variable that some of the loader's functions may change, and a cached part may
+        read."""
+        split = staged.split
+        functions = [fn for fn in asked if fn is not None and not is_plain(fn)]
         if split is None or not functions:
             return ""
-        known = self._written.get(id(loader))
+        known = self._written.get((id(loader), len(asked)))
         if known is None:
             written: set[str] = set()
             for fn in functions:
                 if fn is not loader.worker_init_fn or not only_seeds(fn):
                     written |= set().union(*(written_by(f) for f in Inputs(fn).functions.values()))
-            known = self._written[id(loader)] = written
+            known = self._written[id(loader), len(asked)] = written
         return min(known if split.reads is None else known & split.reads, default="")
 
     def is_same(self, dataset: MapDataset) -> bool:
@@ -285,6 +321,7 @@ class ManagedDataset:
         if epochs is None:
             plan, memo = found.plan, found.memo
             sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
+            sample_s += found.collate_s
             epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
         is_filled = epochs.is_filled(*self._filled(staged, loader))
         if is_filled and "_stoker_in_workers" not in loader.__dict__:
@@ -302,11 +339,14 @@ class ManagedDataset:
             return staged.account.filled, staged.capacity
         return int(np.count_nonzero(staged._store.locations[indices])), len(indices)
 
-    def without_workers(self, loader: LoaderLike) -> Callable[[LoaderLike], Iterator[Batch]]:
-        """What makes iterators of a loader without its workers; with them, if generators cannot be copied."""
+    def without_workers(
+        self, loader: LoaderLike, collate_fn: Callable[..., Batch] | None
+    ) -> Callable[[LoaderLike], Iterator[Batch]]:
+        """What makes iterators of a loader without its workers; with them, if generators cannot be copied.
+        ``collate_fn``: with its cache; None: the loader's own."""
         alone = self.found is not None and self.found.assigns
         try:
-            with engine.with_dataset(loader, self.staged_for(loader)):
+            with engine.with_dataset(loader, self.staged_for(loader), None, collate_fn):
                 own = worker_copies(loader, alone)
         except Exception:
             return engine.get_iterator
@@ -331,6 +371,8 @@ class ManagedDataset:
     def report(self) -> JsonObject:
         """What a report says of the cache, without what is empty."""
         out: JsonObject = {"why_not": self.reason, "samples": self._length}
+        if self.collated is not None and self.collated.usable and self.collated.account.filled:
+            out["collate"] = "; ".join(row.name for row in self.collated.split.rows) if self.collated.split else ""
         if self.staged is None or self.found is None:
             return out
         if self.is_single_pass:

@@ -19,7 +19,7 @@ def findings(applied: Applied) -> list[Finding]:
     rows = {row.name: row for row in applied.compared.loaders}
     for name, settings in applied.settings.items():
         if name in rows:
-            found += [f for f in (_cached(name, settings, rows[name]), _workers(name, settings, rows[name])) if f]
+            found += [f for f in (rule(name, settings, rows[name]) for rule in (_cached, _collated, _workers)) if f]
     found.sort(key=lambda f: -(f.measured_speedup or 0.0))
     return [*filter(None, map(_stale, applied.settings, applied.settings.values())), *found]
 
@@ -59,6 +59,16 @@ def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding 
         applied=True,
         measured_speedup=row.later.times_as_fast(),
     )
+
+
+def _collated(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding | None:
+    """What the collate function does to single samples is served from memory."""
+    calls = settings.cache.collate.replace(os.getcwd() + os.sep, "")
+    if not calls:
+        return None
+    text = f"stoker keeps what collate_fn makes of single samples: {calls}"
+    gain = None if settings.after.staged else row.later.times_as_fast()
+    return Finding("slow_collate", 0.0, {"calls": calls}, text, loader=name, applied=True, measured_speedup=gain)
 
 
 def _count(settings: AppliedSettings) -> JsonObject:

@@ -74,7 +74,8 @@ def notes(applied: Applied) -> Iterator[str]:
         if cache.discarded:
             yield f"{short(name)}: the cache was discarded: {cache.discarded}"
         elif cache.why_not and not settings.after.staged:
-            yield f"{short(name)}: nothing is cached: {cache.why_not}"
+            what = "no part of a sample" if cache.collate else "nothing"
+            yield f"{short(name)}: {what} is cached: {cache.why_not}"
 
 
 def bars(before: Sequence[float], after: Sequence[float], columns: int, colour: bool, stream: TextIO) -> list[str]:

@@ -137,7 +137,8 @@ class EpochTimes(Struct):
 
 class Cache(Struct):
     """What ``--apply`` caches for a loader. ``calls``: ``filled`` counts results of calls, of which a sample has any
-    number. ``stale``: it was discarded because a sample was made again and was another."""
+    number. ``stale``: it was discarded because a sample was made again and was another. ``collate``: calls of the
+    collate function whose results are kept."""
 
     kept: str = ""
     cut: str = ""
@@ -150,6 +151,7 @@ class Cache(Struct):
     fill_s: float = 0.0
     discarded: str = ""
     stale: bool = False
+    collate: str = ""
 
 
 class LoaderSettings(Struct):

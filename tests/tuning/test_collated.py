@@ -1,0 +1,178 @@
+"""``--apply`` keeps what a collate function makes of single samples, and nothing that is not the same in every epoch."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from stoker.core.compare import equal_bits
+from stoker.tuning import apply
+from tests.tuning.test_apply import Loader, applied  # noqa: F401  # a fixture
+
+VOCAB = {"a": 1, "b": 2}
+SEEN = {"texts": 0}
+
+
+class Texts(Dataset[Any]):
+    counts = False
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, i: int) -> tuple[str, int]:
+        if self.counts:
+            SEEN["texts"] += 1
+        return f"a b {i} " * 150, i
+
+
+def number(word: str, vocab: dict[str, int]) -> int:
+    out = vocab.get(word, 0)
+    for letter in word * 16:
+        out = (out * 31 + ord(letter)) % 10_007
+    return out
+
+
+def encode(text: str, vocab: dict[str, int] = VOCAB) -> torch.Tensor:
+    return torch.tensor([number(word, vocab) for word in text.split()])
+
+
+def in_a_list(batch: list[Any]) -> Any:
+    return torch.stack([encode(text) for text, _ in batch]), torch.tensor([label for _, label in batch])
+
+
+def in_a_loop(batch: list[Any]) -> Any:
+    out = []
+    for text, label in batch:
+        ids = encode(text)
+        out.append(ids + label)
+    return out
+
+
+def pops(batch: list[Any]) -> Any:
+    out = []
+    while batch:
+        out.append(encode(batch.pop()[0]))
+    return out
+
+
+def masked(batch: list[Any]) -> Any:
+    out = torch.stack([encode(text) for text, _ in batch])
+    return torch.where(torch.rand(out.shape) < 0.2, 0, out)
+
+
+def with_length(longest: int, batch: list[Any]) -> Any:
+    return [encode(text)[:longest] for text, _ in batch]
+
+
+class Collator:
+    def __init__(self) -> None:
+        self.vocab = {"a": 5}
+
+    def encode(self, text: str) -> torch.Tensor:
+        return encode(text, self.vocab)
+
+    def __call__(self, batch: list[Any]) -> Any:
+        return [self.encode(text) for text, _ in batch]
+
+    def collate(self, batch: list[Any]) -> Any:
+        return [self.encode(text) for text, _ in batch]
+
+
+def drawn(text: str) -> torch.Tensor:
+    return encode(text) + random.randrange(1000)
+
+
+def draws(batch: list[Any]) -> Any:
+    return [drawn(text) for text, _ in batch]
+
+
+def counted(text: str) -> torch.Tensor:
+    return encode(text) + SEEN["texts"]
+
+
+def counts_samples(batch: list[Any]) -> Any:
+    return [counted(text) for text, _ in batch]
+
+
+def noted(text: str) -> torch.Tensor:
+    SEEN["texts"] += 1
+    return encode(text)
+
+
+def notes(batch: list[Any]) -> Any:
+    return [noted(text) for text, _ in batch]
+
+
+def cheap(batch: list[Any]) -> Any:
+    return [len(text) for text, _ in batch]
+
+
+def epochs(cls: Any, data: Any, collate_fn: Callable[..., Any], workers: int, count: int = 3) -> list[Any]:
+    torch.manual_seed(1)
+    random.seed(1)
+    SEEN["texts"] = 0
+    loader = cls(data, batch_size=8, shuffle=True, num_workers=workers, collate_fn=collate_fn)
+    return [list(loader) for _ in range(count)]
+
+
+KEPT = [
+    in_a_list,
+    in_a_loop,
+    pops,
+    masked,
+    functools.partial(with_length, 300),
+    Collator(),
+    Collator().collate,
+    lambda batch: in_a_list(batch),
+]
+
+
+@pytest.mark.parametrize("collate_fn", KEPT)
+def test_calls_for_single_samples_are_kept(applied: dict[str, Any], collate_fn: Any) -> None:  # noqa: F811
+    expected = epochs(DataLoader, Texts(), collate_fn, 2)
+    assert equal_bits(epochs(Loader, Texts(), collate_fn, 2), expected)
+    (known,) = apply._datasets
+    assert known.collated is not None
+    assert known.collated.usable
+    assert known.collated.account.filled == 48
+    assert "encode" in known.report()["collate"]
+
+
+@pytest.mark.parametrize("collate_fn", [draws, counts_samples, notes, cheap, list])
+def test_what_is_another_each_time_is_not(applied: dict[str, Any], collate_fn: Any) -> None:  # noqa: F811
+    data = Texts()
+    data.counts = collate_fn is counts_samples
+    expected = epochs(DataLoader, data, collate_fn, 2)
+    assert equal_bits(epochs(Loader, data, collate_fn, 2), expected)
+    (known,) = apply._datasets
+    kept = known.report().get("collate", "")  # the part of it that is the same, if anything
+    assert not any(name in kept for name in ("drawn", "counted", "noted"))
+    assert collate_fn not in (cheap, list) or known.collated is None
+
+
+def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any]) -> None:  # noqa: F811
+    collator = Collator()
+    loader = Loader(Texts(), batch_size=8, num_workers=2, collate_fn=collator)
+    first, _ = list(loader), list(loader)
+    (known,) = apply._datasets
+    assert known.collated is not None
+    assert known.collated.account.filled == 48
+    collator.vocab["b"] = 9
+    with pytest.warns(UserWarning, match="Cache discarded"):
+        second = list(loader)
+    assert not equal_bits(first, second)
+    assert equal_bits(second, [collator([Texts()[i] for i in range(k, k + 8)]) for k in range(0, 48, 8)])
+
+
+def test_another_loader_has_its_own_function(applied: dict[str, Any]) -> None:  # noqa: F811
+    data = Texts()
+    one = Loader(data, batch_size=8, num_workers=2, collate_fn=in_a_list)
+    two = Loader(data, batch_size=8, num_workers=2, collate_fn=in_a_loop)
+    for loader in (one, two, one, two):
+        assert equal_bits(list(loader), list(DataLoader(data, batch_size=8, collate_fn=loader.collate_fn)))
