@@ -306,6 +306,8 @@ class Staged(Dataset[Sample]):
                 self._discards.end_row()
             return
         self._discards.add(changes)
+        if self._store is not None and self._store.medium.kind == "RAM" and self.account.ranks == 1:
+            self._store.shut("the dataset changed")  # workers of another epoch may still have it
         reason, consequence = shortly(changes) or "its length changed", ""
         self.split, self._vetted = None, Vetted()
         try:

@@ -55,7 +55,7 @@ from .managed_dataset import ManagedDataset
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
 # The same for far storage, where the samples that the trial reads take long, and so does the first epoch; and for a
-# stream, whose workers keep the dataset that they are started with.
+# stream or workers that stay with a class of their own: they keep the dataset that they are started with.
 LONG_WAIT_S = 4.0
 MOST_VAIN_S = 4.0  # of waiting for trials that did not end meanwhile: a script may make its dataset anew each epoch
 TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
@@ -124,15 +124,18 @@ def _is_trying() -> bool:
 
 def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
     """Entered around what begins an epoch of a loader whose class makes iterators of its own (torchdata's
-    ``StatefulDataLoader``): gives it the cache. Its workers are the class's. Persistent workers get no cache, for
-    they are not told that an epoch begins.
+    ``StatefulDataLoader``): gives it the cache. Its workers are the class's. Those that stay have it if the trial ended
+    before they were started. They are not told that an epoch begins, so a dataset that has changed ends their cache.
     """
     makes: Any = getattr(type(loader), "_get_iterator", None)
     if not isinstance(loader, module.DataLoader) or makes is module.DataLoader._get_iterator:
         return contextlib.nullcontext()
     asks_torch = "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",))
-    if asks_torch or str(makes.__module__).startswith("stoker.") or loader.persistent_workers:
+    if asks_torch or str(makes.__module__).startswith("stoker."):
         return contextlib.nullcontext()  # torch's is stoker's
+    run_already = getattr(loader, "_iterator", None) is not None and "_stoker_stays" not in loader.__dict__
+    if loader.persistent_workers and (run_already or ranks() > 1):
+        return contextlib.nullcontext()
     if engine.init_sees_dataset(loader) or not _is_manageable(loader):
         return contextlib.nullcontext()
     staged: MapDataset | None = None
@@ -143,6 +146,8 @@ def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> context
         if managed.staged is not None:
             managed.staged._begin()
             staged = managed.staged_for(loader)
+            if loader.persistent_workers and staged is not None:
+                loader.__dict__["_stoker_stays"] = True
     return engine.with_dataset(loader, staged, None, collate_fn)
 
 
@@ -206,7 +211,8 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     known = _managed(loader)
     known.asked_for += len(loader.dataset)
     known.is_single_pass = _expects_single_pass(loader, known)
-    is_long = loader._dataset_kind != 0 or (known.waited_s == 0 and is_far(loader.dataset))
+    is_far_away = known.waited_s == 0 and is_far(loader.dataset)
+    is_long = loader._dataset_kind != 0 or is_far_away or (bool(why_own_count) and loader.persistent_workers)
     waits_s = LONG_WAIT_S if is_long else WAIT_S
     is_first = known.waited_s == 0 and sum(_vain) < MOST_VAIN_S
     known.take_result(waits_s if is_first else 0)
