@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import random
@@ -83,7 +84,7 @@ def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | N
     work(dataset) if work else dataset[7]  # what takes long the first time is over
     looks = StackSampler(threading.get_ident(), threading.get_native_id())
     looks.transforms, looks.getters = stacks.known_transforms(dataset), stacks.known_getters(dataset)
-    looks.collate = getattr(collate, "__code__", None)
+    looks.collate = worker_record.code_of(collate)
     looks.slow_s = 0.0
     end = time.monotonic() + 60
     while sum(map(sum, looks.counts.values())) < 30:
@@ -289,9 +290,15 @@ def test_decoding_is_known_by_its_library() -> None:
     assert parts(looked_at(Data(read=read)))["decode", "PIL"] > 0.5
 
 
+class Collates:
+    def __call__(self, x: Any) -> Any:
+        return many(x)
+
+
 @pytest.mark.slow
-def test_collating_is_told_from_fetching() -> None:
-    kinds = parts(looked_at(Data(), many, lambda d: many([torch.ones(2)] * 4)))
+@pytest.mark.parametrize("collate", [many, Collates(), functools.partial(many)])
+def test_collating_is_told_from_fetching(collate: Any) -> None:
+    kinds = parts(looked_at(Data(), collate, lambda d: collate([torch.ones(2)] * 4)))
     assert sum(v for (kind, _), v in kinds.items() if kind == "collate") > 0.5
 
 
@@ -467,6 +474,25 @@ def test_no_diff_changes_what_a_script_draws(workers: int) -> None:
         by_hand = draws and not workers
         assert about.change == ({} if by_hand else {"num_workers": 2})
         assert ("random numbers" in about.fix) == by_hand
+
+
+def test_a_slow_collate_function_is_named_by_its_line() -> None:
+    where = [{"kind": "collate", "name": "collate", "line": "train.py:9", "ran": 0.7, "waited": 0.0}]
+    stages = {"fetch": {"self_s": 0.1}, "collate": {"self_s": 6.0}}
+    (found,) = [
+        f
+        for f in diagnose([entry(wait_s=3.0, step_s=0.5, looks=100, where=where, stages=stages)], 2, False)[1]
+        if f.cause == "slow_collate"
+    ]
+    assert "70% in collate (train.py:9)" in found.fix
+
+
+@pytest.mark.parametrize(("fetch_s", "collate_s"), [(0.06, 5.94), (4.0, 2.0)])
+def test_samples_that_are_a_small_part_of_a_task_are_not_worth_a_cache(fetch_s: float, collate_s: float) -> None:
+    """The loop takes longer than its parts explain, and would so with a cache."""
+    stages = {"fetch": {"self_s": fetch_s}, "collate": {"self_s": collate_s}, "worker": {"cpu_s": 4.0, "tasks": 100}}
+    found = causes(wait_s=4.0, step_s=0.5, loop_s=4.5, epochs=2, stages=stages)
+    assert ("cacheable_prefix" in found) == (fetch_s > 1)
 
 
 def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:

@@ -11,6 +11,7 @@ A record holds what its process has seen from its start on; the watching process
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import multiprocessing
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from types import CodeType
 
 from ...core import resources
 from ...core.histogram import SLOW, Histogram
@@ -40,6 +42,17 @@ ENOUGH = 16  # tasks before one is called slow
 EMPTY: JsonObject = {"bins": {}, "stacks": [], "slow": {}, "kernel": {}, "seconds": 0.0, "own": []}
 
 
+def code_of(collate: object) -> CodeType | None:
+    """The code of a collate function in Python: a function, a ``functools.partial`` of one, an object with
+    ``__call__``."""
+    while isinstance(collate, functools.partial):
+        collate = collate.func
+    if callable(collate) and not hasattr(collate, "__code__"):
+        collate = type(collate).__call__
+    code = getattr(collate, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
 class WorkerRecord:
     """The record of one fetching thread. ``dataset``: whose transforms and samples are called by name."""
 
@@ -57,7 +70,7 @@ class WorkerRecord:
         self._next_note = self._began + FIRST_MEMORY_S if in_worker else math.inf  # when memory is read
         self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=in_worker)
         self.sampler.min_task_s = 0.0 if in_worker else SHORT_S
-        self.sampler.collate = getattr(collate, "__code__", None)
+        self.sampler.collate = code_of(collate)
         self.sampler.transforms = known_transforms(dataset)
         self.sampler.getters = known_getters(dataset)
 
