@@ -497,6 +497,8 @@ def test_keys() -> None:
     assert call_key(Call(data.load_image, (torch.zeros(2),), {}), names) is None
     assert call_key(Call(Samples().load_image, (3,), {}), names) is None
     assert not is_small(("x" * 100_000,))
+    assert is_small(("x" * 2000, np.int64(3), b"", None))
+    assert not is_small(type("Marked", (str,), {})("x"))  # it may have attributes
 
 
 def test_a_table_gives_each_key_a_number_of_its_own_until_it_is_full() -> None:

@@ -123,13 +123,13 @@ def epochs(cls: Any, data: Any, collate_fn: Callable[..., Any], workers: int, co
 
 KEPT = [
     in_a_list,
-    in_a_loop,
-    pops,
     masked,
-    functools.partial(with_length, 300),
     Collator(),
-    Collator().collate,
-    lambda batch: in_a_list(batch),
+    pytest.param(in_a_loop, marks=pytest.mark.slow),
+    pytest.param(pops, marks=pytest.mark.slow),
+    pytest.param(functools.partial(with_length, 300), marks=pytest.mark.slow),
+    pytest.param(Collator().collate, marks=pytest.mark.slow),
+    pytest.param(lambda batch: in_a_list(batch), marks=pytest.mark.slow),
 ]
 
 
@@ -144,7 +144,16 @@ def test_calls_for_single_samples_are_kept(applied: dict[str, Any], collate_fn: 
     assert "encode" in known.report()["collate"]
 
 
-@pytest.mark.parametrize("collate_fn", [draws, counts_samples, notes, cheap, list])
+@pytest.mark.parametrize(
+    "collate_fn",
+    [
+        draws,
+        counts_samples,
+        pytest.param(notes, marks=pytest.mark.slow),
+        cheap,
+        pytest.param(list, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_another_each_time_is_not(applied: dict[str, Any], collate_fn: Any) -> None:  # noqa: F811
     data = Texts()
     data.counts = collate_fn is counts_samples

@@ -36,7 +36,8 @@ from .store.store import Gone, Store
 from .users_code import is_library_class
 from .vetting import Vetting
 
-SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
+PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # a subclass may have attributes
+SMALL = (np.generic, pathlib.PurePath)
 FAILURES = 16  # of the first part of a call, one after the other: then the call is made as a whole
 LONGEST = 1024  # items of a tuple of arguments
 LONGEST_TEXT = 1 << 16  # characters of an argument: its digest takes 0.2 ms
@@ -80,9 +81,11 @@ class Answers(Protocol):
 
 def is_small(value: object) -> bool:
     """Whether a value can be part of a key."""
-    if isinstance(value, tuple):
+    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return len(value) <= LONGEST and all(map(is_small, value))
-    return isinstance(value, SMALL) and not (isinstance(value, (str, bytes)) and len(value) > LONGEST_TEXT)
+    if type(value) not in PLAIN and not isinstance(value, SMALL):
+        return False
+    return not (isinstance(value, (str, bytes)) and len(value) > LONGEST_TEXT)
 
 
 def values_of(values: Values) -> tuple[object, ...] | None:

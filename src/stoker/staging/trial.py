@@ -15,7 +15,8 @@
                                                   5. ``verify``: both parts must be the whole, bit by bit. If not, a
                                                      weaker plan is next: one statement, or one transform, less
                                                   6. if that leaves much to do: ``pure_calls`` looks for calls whose
-                                                     results can be kept by their arguments (``memoize``)
+                                                     results can be kept by their arguments (``memoize``); so it
+                                                     does in the loader's collate function (``collated``)
     8. ``Split``, ``dataset.Staged``         <-   7. ``Found``: a plan or a selection of calls, as plain data;
        compile the plan when they first              the reasons why not more, the stages for reports
        use it (``cut_function``), in each
