@@ -245,6 +245,20 @@ class Brightened(Turned):
         return self.turned(random.randrange(SIZE), 1.0 + random.random())
 
 
+class Window(Samples):
+    """A part of a long text, at a drawn place."""
+
+    text = "".join(chr(97 + k * k % 26) for k in range(9000))
+
+    def encode(self, text: str) -> Any:
+        return torch.from_numpy(slow_array(sum(map(ord, text)) % 97))
+
+    def __getitem__(self, i: int) -> Any:
+        start = 100 * i + random.randrange(100)
+        code = self.encode(self.text[start : start + 3000])
+        return self.load_image(i) + code, i
+
+
 class Flipped(Turned):
     """One of this sample and one of two values comes again."""
 
@@ -255,7 +269,13 @@ class Flipped(Turned):
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "name", "most"),
-    [(Turned, "load_image", 1), (Placed, "load_image", 1), (Brightened, "load_image", 1), (Flipped, "turned", 2)],
+    [
+        (Turned, "load_image", 1),
+        (Placed, "load_image", 1),
+        (Brightened, "load_image", 1),
+        (Flipped, "turned", 2),
+        (Window, "load_image", 1),
+    ],
 )
 def test_calls_that_do_not_come_again_are_not_kept(kind: type[Samples], name: str, most: int) -> None:
     staged = stoker.Staged(kind())

@@ -179,6 +179,22 @@ def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any
     assert equal_bits(second, [collator([Texts()[i] for i in range(k, k + 8)]) for k in range(0, 48, 8)])
 
 
+class Windows(Texts):
+    """Parts of a text, at drawn places."""
+
+    def __getitem__(self, i: int) -> tuple[str, int]:
+        return f"{random.random()} a b {i} " * 150, i
+
+
+def test_texts_that_are_drawn_end_the_cache(applied: dict[str, Any]) -> None:  # noqa: F811
+    with pytest.warns(UserWarning, match="other arguments in each epoch"):
+        batches = epochs(Loader, Windows(), in_a_list, 2)
+    assert equal_bits(batches, epochs(DataLoader, Windows(), in_a_list, 2))
+    (known,) = apply._datasets
+    assert known.collated is not None
+    assert not known.collated.usable
+
+
 def test_another_loader_has_its_own_function(applied: dict[str, Any]) -> None:  # noqa: F811
     data = Texts()
     one = Loader(data, batch_size=8, num_workers=2, collate_fn=in_a_list)

@@ -15,7 +15,7 @@ from .aliases import share_memory
 from .callee import Thunk, Value
 from .executed_code import Executed
 from .isolate import output_size
-from .memoize import CallKey, Key, SiteKey, names_of
+from .memoize import LONGEST, CallKey, Key, SiteKey, names_of
 from .plan import Unplanned
 from .samples import TrialSamples
 from .store.encode import CacheError
@@ -58,7 +58,7 @@ class SeenKeys:
             of_sample = any(not d and len(set(column)) > 1 for d, column in zip(drawn, columns, strict=True))
             for d, column in zip(drawn, columns, strict=True):
                 many = len(set(column)) > FEW_VALUES
-                is_continuous = many and any(isinstance(x, (float, np.floating)) and x % 1 for x in column)
+                is_continuous = many and any(map(_is_one_of_many, column))
                 if d and (is_continuous or (many and of_sample)):
                     yield found[0][2]
                     break
@@ -70,6 +70,13 @@ class SeenKeys:
         for sample, run, _, values in found:
             seen.setdefault(sample, {}).setdefault(run, set()).add(values[column])
         return any(len({frozenset(x) for x in runs.values()}) > 1 for runs in seen.values())
+
+
+def _is_one_of_many(value: object) -> bool:
+    """Whether a value that is drawn does not come again: a number with a fraction, a part of a long text."""
+    if isinstance(value, (str, bytes)):
+        return len(value) > LONGEST
+    return isinstance(value, (float, np.floating)) and bool(value % 1)
 
 
 def _flat(values: object) -> Iterator[object]:

@@ -39,7 +39,7 @@ from .vetting import Vetting
 PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # a subclass may have attributes
 SMALL = (np.generic, pathlib.PurePath)
 FAILURES = 16  # of the first part of a call, one after the other: then the call is made as a whole
-LONGEST = 1024  # items of a tuple of arguments
+LONGEST = 1024  # items of a tuple of arguments; characters of a text that may be drawn
 LONGEST_TEXT = 1 << 16  # characters of an argument: its digest takes 0.2 ms
 
 

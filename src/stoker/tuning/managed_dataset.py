@@ -50,7 +50,7 @@ LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it
 LEAST_GAIN_S = 50e-6  # and at least so much less
 LEAST_GAIN_SHARE = 0.02  # of a sample's time
 MOST_SERVED = 8  # subsets that are remembered
-NEW_CALLS, MOST_GROWN = 0.3, 2  # of the results kept, new ones in an epoch; in so many epochs a cache is of no use
+NEW_CALLS = 0.9  # of the results kept, new ones in an epoch: a cache is of no use
 LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 
 
@@ -72,7 +72,7 @@ class ManagedDataset:
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
         self.collated: Staged | None = None  # the collate function of one of its loaders, with a cache
-        self._filled_before = self._grown = 0  # results in that before this epoch; epochs in which they became more
+        self._filled_before = 0  # results in that when the last epoch began
         self.start_s = 0.0  # that the script waited while the trial was started
         self.waited_s = 0.0  # that it waited for the trial's end
         self.by_script = False  # batches that came from the cache were made in the script's own process
@@ -244,10 +244,9 @@ class ManagedDataset:
             return None
         collated._begin()
         filled = collated.account.filled
-        self._grown = self._grown + 1 if filled > (1 + NEW_CALLS) * self._filled_before > 0 else 0
-        self._filled_before = filled
-        if self._grown == MOST_GROWN:
+        if filled > (1 + NEW_CALLS) * self._filled_before > 0:
             collated._disable("most calls in collate_fn have other arguments in each epoch")
+        self._filled_before = filled
         return collated.__getitem__ if collated.usable else None
 
     @property
