@@ -251,7 +251,10 @@ class Window(Samples):
     text = "".join(chr(97 + k * k % 26) for k in range(9000))
 
     def encode(self, text: str) -> Any:
-        return torch.from_numpy(slow_array(sum(map(ord, text)) % 97))
+        x = np.arange(2048.0)
+        for _ in range(40):
+            x = np.sin(x) + ord(text[0])
+        return torch.from_numpy(x[:64].reshape(8, 8).astype(np.float32))
 
     def __getitem__(self, i: int) -> Any:
         start = 100 * i + random.randrange(100)
