@@ -14,10 +14,10 @@ from .cases import CASES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 GROUPS = [
-    "LabelsInManyRecords WeightsInDataclasses SwitchedOff SettingsOfAClass DefaultArgument".split(),
-    "GlobalBySubscript Environment ChainOfMaps BankOfArrays TensorsInAList".split(),
-    "BehindADescriptor FilesWrittenAnew FilesBesideThoseNamed MemberOfAnEnum ContainersThatLie".split(),
-    "ValueOfALibrary AmongTheBuiltins SetOnceInEachProcess MadeByTheScript LinksToNothing".split(),
+    ["LabelsInManyRecords", "WeightsInDataclasses", "SwitchedOff", "SettingsOfAClass", "DefaultArgument"],
+    ["GlobalBySubscript", "Environment", "ChainOfMaps", "BankOfArrays", "TensorsInAList"],
+    ["BehindADescriptor", "FilesWrittenAnew", "FilesBesideThoseNamed", "MemberOfAnEnum", "ContainersThatLie"],
+    ["ValueOfALibrary", "AmongTheBuiltins", "SetOnceInEachProcess", "MadeByTheScript", "LinksToNothing"],
 ]
 SCRIPT = """
 import hashlib, os, random, sys
@@ -49,7 +49,11 @@ def lines(where: Path, command: list[str], names: list[str]) -> list[str]:
     script.write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(
-        [sys.executable, *command, str(script), str(where), *names], env=env, capture_output=True, text=True, timeout=100
+        [sys.executable, *command, str(script), str(where), *names],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert not found.returncode, found.stderr[-2000:]
     return [line for line in found.stdout.splitlines() if line.split(" ")[0] in CASES]

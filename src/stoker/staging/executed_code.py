@@ -84,6 +84,8 @@ UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
 PROCESS = {
     multiprocessing.current_process.__code__: "multiprocessing.current_process",
     threading.current_thread.__code__: "threading.current_thread",
+    threading.active_count.__code__: "threading.active_count",
+    threading.enumerate.__code__: "threading.enumerate",
 }
 SEEDS = random.Random.seed.__code__
 

@@ -17,7 +17,6 @@ has the same. See docs/concepts/exact.md.
 
 from __future__ import annotations
 
-import _abc  # type: ignore[import-not-found]
 import abc
 import builtins
 import functools
@@ -427,7 +426,7 @@ class Inputs(ValueDigests):
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
         self.entries[known] = Entry(cls.__qualname__, tuple(qualified_name(c) for c in cls.__mro__))
         if isinstance(cls, abc.ABCMeta):
-            others = filter(None, (registered() for registered in _abc._get_dump(cls)[0]))
+            others = filter(None, (registered() for registered in abc._get_dump(cls)[0]))  # type: ignore[attr-defined]
             self.entries[f"{known} registered"] = Entry("classes", sorted(map(qualified_name, others)))
         if not is_library_class(type(cls)):
             self._visit_class(type(cls), f"class {qualified_name(type(cls))}", depth)
@@ -603,7 +602,8 @@ def _lies_in(path: str, paths: Collection[str]) -> bool:
 
 def _repr_of_library(x: Held) -> str:
     """How a value whose class is the user's describes itself, by the class of a library that this derives from."""
-    return str(next(base for base in type(x).__mro__ if is_library_class(base)).__repr__(x))  # type: ignore[call-arg]
+    base: Held = next(base for base in type(x).__mro__ if is_library_class(base))
+    return str(base.__repr__(x))
 
 
 def _named(x: Held) -> object:

@@ -288,9 +288,9 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     guess, why = first_guess(loader)
     if own >= guess:
         return own, f"kept {own}: {why}"
-    different = _why_not_more(loader)
-    if different:
-        return own, f"kept {own}: {different}"
+    stays = _why_own_count(loader)
+    if stays:
+        return own, f"kept {own}: {stays}"
     if own:
         return guess, why
     if found is None:
@@ -314,14 +314,14 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     return guess, why
 
 
-def _why_not_more(loader: LoaderLike) -> str:
-    """Why more workers would not be like those that the script asks for; "" where they would."""
+def _why_own_count(loader: LoaderLike) -> str:
+    """Why more workers than a loader has would make other samples; "" if they would not."""
     handle = held(loader.dataset)
     if handle:
         return f"{handle}, which more processes would share"
-    if loader.num_workers and loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
-        return "worker_init_fn may set up each worker in another way"
-    return ""
+    init = loader.worker_init_fn if int(loader.num_workers) else None
+    is_other = init is not None and not only_seeds(init)
+    return "worker_init_fn may set up each worker in another way" if is_other else ""
 
 
 def _drawn(loader: LoaderLike, found: Found) -> str:
