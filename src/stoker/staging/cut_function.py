@@ -150,6 +150,8 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     head, rest = cutter.block(tree.body, ())
     line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
     again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
+    if not any(isinstance(x, ast.Return) and not hasattr(x, "packs") for y in head for x in ast.walk(y)):
+        head = [x for x in head if not is_reset(x, first)]  # the tail runs them each time
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)
     stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
     head_tree = _head_tree(tree, head)

@@ -217,7 +217,7 @@ def _without_items(node: ast.expr) -> ast.expr:
 
 
 def is_reset(statement: ast.stmt, first: str) -> bool:
-    """``self.errors = 0``: both parts run it. ``first``: what the function calls ``self``; "" if it has none."""
+    """``self.errors = 0``: the second part runs it. ``first``: what the function calls ``self``; "" if it has none."""
     if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant) and first):
         return False
     return all(isinstance(t, ast.Attribute) and is_name(t.value, first) for t in statement.targets)
