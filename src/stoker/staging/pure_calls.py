@@ -34,7 +34,7 @@ from .surveyed_function import SurveyedFunction, may_be_cut
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
 WORTH_SHARE = 0.02  # and, all times that a sample makes it, such a part of a sample
-OFTEN = 32  # times that a call is made; if it takes under ``WORTH_S``, it is surveyed no more
+OFTEN = 32  # calls, after which one is made alone; if it takes under ``WORTH_S``, no more are surveyed
 VISITS = 3000  # calls that one survey looks at; then the rest of the code runs as it is
 DEPTH = 8  # a mosaic calls load_image in a container of containers
 CHECKS = 3  # times that samples are made to see each selected call
@@ -129,9 +129,6 @@ class Survey:
         if moved:
             function.drew.add(number)
         function.note_large(number, mentioned)
-        spent = function.seconds_with_args[number]
-        if len(spent) % OFTEN == 0 and _typical(spent[-OFTEN:]) < WORTH_S:
-            function.cheap.add(number)
         return out
 
     def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
@@ -141,8 +138,12 @@ class Survey:
         has_key = call_key(call, self._names) is not None
         if not has_key and number not in function.calls and may_be_cut(call):
             function.calls[number] = call.with_copied_arguments(self.samples.dataset)
-        run = functools.partial(self._run, function, number, call, depth)
-        out, moved = self._timed(function.seconds.setdefault(number, []), run)
+        spent = function.seconds.setdefault(number, [])
+        is_alone = len(spent) % OFTEN == OFTEN - 1  # its own calls are not surveyed, which takes time
+        run = call.run if is_alone else functools.partial(self._run, function, number, call, depth)
+        out, moved = self._timed(spent, run)
+        if is_alone and spent[-1] < WORTH_S:
+            function.cheap.add(number)
         if moved:
             function.draws_itself.add(number)
         if moved or not has_key:
@@ -164,19 +165,23 @@ class Survey:
 
     def _run(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
         """Makes a call. If it is one of a Python function, the calls in there are surveyed, too."""
+        began = time.perf_counter()
+        inner = self._inner(function, number, call) if depth > 1 and self._visits <= VISITS else None
+        self._asking_s += time.perf_counter() - began
+        return call.run() if inner is None else self._run_surveyed(inner, call, depth - 1)
+
+    def _inner(self, function: SurveyedFunction, number: int, call: Call) -> SurveyedFunction | None:
+        """The Python function of a call, whose own calls are surveyed; None where it is of a library, say."""
         callee = callee_of(call.function)
-        if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
-            return call.run()
-        began, key = time.perf_counter(), (number, key_of(call.function))
+        if callee is None or is_closed(callee.fn, libraries()):
+            return None
+        key = number, key_of(call.function)
         with contextlib.suppress(NoSource):
             inner = function.inner.get(key) or SurveyedFunction(callee)
             inner.callee = callee
             inner.copied()
             function.inner[key] = inner
-        self._asking_s += time.perf_counter() - began
-        if key not in function.inner:
-            return call.run()
-        return self._run_surveyed(function.inner[key], call, depth - 1)
+        return function.inner.get(key)
 
     # -- choosing
 
