@@ -72,7 +72,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     except Unplanned:
         return "not all samples take the same way through the code"
     except CacheError as e:
-        return str(e)
+        return _asked(verification.code) or str(e)  # what it asks is why it gives other bits
     except Exception as e:
         if Boxed.__name__ in str(e):
             return "a container looks into what one of its transforms returns, so that transform is not cut"
@@ -96,11 +96,15 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     return ""
 
 
+def _asked(code: Executed) -> str:
+    return f"what comes before the cut asks {code.asks}, which answers something else each time" if code.asks else ""
+
+
 def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, changing: Collection[str]) -> str:
     if code.changes:
         return f"{CHANGES}: {code.changes}"
     if code.asks:
-        return f"what comes before the cut asks {code.asks}, which answers something else each time"
+        return _asked(code)
     for path in samples.changes:
         name = changed_name(path)
         if (name in code.names or not name) and not _lies_in(path, plan.scratch):
