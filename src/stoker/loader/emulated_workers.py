@@ -39,6 +39,7 @@ from torch.utils.data._utils.worker import _generate_state
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..core.dataset_tree import inner_datasets
+from ..core.errors import StokerError
 from ..core.nested import pin
 from ..core.random_state import RandomState, preserved
 from ..core.types import Batch, Index, LoaderLike
@@ -96,6 +97,8 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
             raise StopIteration
         batch = self._run(self._made, self._indices.popleft())
         if isinstance(batch, ExceptionWrapper):
+            if issubclass(batch.exc_type, StokerError):  # meant for the user: a stale cache, to which no worker comes
+                batch.reraise()
             self._by_workers = self._begin_anew()
             batch, error = next(self._by_workers), batch  # raises what a worker raises, as torch does
             self.failed_here(error.exc_msg.strip().rpartition("\n")[2])

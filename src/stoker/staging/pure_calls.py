@@ -14,6 +14,7 @@ import functools
 import os
 import re
 import time
+import types
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -281,7 +282,8 @@ class Survey:
             return False
         plan.nbytes, plan.pickled = checker.nbytes / max(1, checker.checked), checker.pickled
         names, variables = _reads_in_calls(plan.root, self._root)
-        plan.reads = None if checker.looks_up_names else samples.may_read(checker.names_read | names)
+        around = _entered(plan.root, self._root)
+        plan.reads = None if checker.looks_up_names else samples.may_read(checker.names_read | names, around)
         plan.globals = sorted(checker.variables | variables | classes_unpickled())
         return True
 
@@ -368,6 +370,14 @@ def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str
         names |= more[0]
         variables |= more[1]
     return names, variables
+
+
+def _entered(node: MemoNode, function: SurveyedFunction) -> list[types.FunctionType]:
+    """Functions of which calls are kept, and not the whole."""
+    out = []
+    for key, inner in node.entered.items():
+        out += [function.inner[key].callee.fn, *_entered(inner, function.inner[key])]
+    return out
 
 
 def _shown(function: SurveyedFunction, number: int, node: MemoNode) -> str:

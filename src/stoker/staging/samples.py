@@ -300,21 +300,23 @@ class TrialSamples:
         else is written; what is in it may belong to another class."""
         return self.written.union(*map(written_by, self._may_run(set(self._executed.user_names))))
 
-    def _may_run(self, names: set[str], special: str = "__") -> Iterator[types.FunctionType]:
+    def _may_run(
+        self, names: set[str], special: str = "__", without: Collection[types.FunctionType] = ()
+    ) -> Iterator[types.FunctionType]:
         """The user's functions, in any branch, so far as code that may run mentions their names, and those whose names
         begin with ``special``. Adds the names that they mention."""
-        waiting = list(Inputs(self.dataset).functions.values())
+        waiting = [fn for fn in Inputs(self.dataset).functions.values() if fn not in without]
         while found := [fn for fn in waiting if fn.__name__ in names or (special and fn.__name__.startswith(special))]:
             yield from found
             waiting = [fn for fn in waiting if fn not in found]
             for fn in found:
                 names |= names_in(original(fn.__code__))[1]
 
-    def may_read(self, names: Collection[str]) -> set[str]:
+    def may_read(self, names: Collection[str], without: Collection[types.FunctionType] = ()) -> set[str]:
         """What code that mentions these names may read, with what functions of these names mention that ran for no
-        sample: that of a ``cached_property`` runs once."""
+        sample: that of a ``cached_property`` runs once. ``without``: functions of which only parts are kept."""
         out = set(names)
-        for _ in self._may_run(out, special=""):
+        for _ in self._may_run(out, special="", without=without):
             pass
         return out
 
