@@ -121,7 +121,9 @@ def library_settings() -> tuple[object, ...]:
         )
     ]
     precision = torch.get_float32_matmul_precision()
-    texts = np.get_printoptions(), vars(torch._tensor_str.PRINT_OPTS), decimal.getcontext(), np.geterr()
+    decimals = decimal.getcontext().copy()
+    decimals.clear_flags()  # what calculations have left there
+    texts = np.get_printoptions(), vars(torch._tensor_str.PRINT_OPTS), decimals, np.geterr()
     return str(torch.get_default_dtype()), str(torch.get_default_device()), precision, *map(str, texts), *found
 
 
