@@ -221,6 +221,17 @@ def complexity(function: Function) -> int:
     return total
 
 
+def test_a_type_name_means_one_thing() -> None:
+    where: dict[str, set[str]] = {}
+    for path in SRC.parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = [n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+        aliases = [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
+        for name in names + [a for a in aliases if a[0].isupper() and not a.isupper()]:
+            where.setdefault(name, set()).add(str(path.relative_to(SRC.parent)))
+    assert not {name: sorted(found) for name, found in where.items() if len(found) > 1}
+
+
 def test_no_function_is_long() -> None:
     long = {name: n for name, node in functions() if (n := node.end_lineno - node.lineno + 1) > LINES}  # type: ignore[operator]
     print(len(functions()), "functions; over", LINES, "lines:", long)

@@ -31,7 +31,7 @@ from stoker.diagnosis.report.merge import merged, snapshots
 from stoker.diagnosis.report.schema import LoaderReport
 from stoker.sampling import seeding
 from stoker.transport.codec import Encoded, decode
-from stoker.transport.messages import INLINE, Kind, Outbox, Reader, Record, send
+from stoker.transport.messages import INLINE, Kind, Message, Outbox, Reader, send
 from tests.contract.trace import canon
 from tests.helpers import pretend_device
 
@@ -147,7 +147,7 @@ def test_records_of_any_length_arrive_whole(sizes: list[int]) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     box, reader = Outbox(write), Reader(read)
-    sent = [Record(Kind.TASK, 1, i, i, payload=bytes([i % 251]) * n) for i, n in enumerate(sizes)]
+    sent = [Message(Kind.TASK, 1, i, i, payload=bytes([i % 251]) * n) for i, n in enumerate(sizes)]
     for r in sent:
         box.put(r.kind, r.worker, r.epoch, r.task, payload=r.payload)
     while not box.flush() or len(reader.ready) < len(sent):

@@ -52,7 +52,7 @@ def _found(rule: Callable[..., Any]) -> tuple[list[str], list[str]]:
     said: list[str] = []
     keys: list[str] = []
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(rule)))):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "Found":
+        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "RuleFinding":
             continue
         if len(node.args) > 2 and (text := sentence(node.args[2])):
             said.append(text)

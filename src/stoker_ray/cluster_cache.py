@@ -33,7 +33,7 @@ from stoker.core.private_sockets import connections
 from stoker.staging.node_cache import new_memories
 from stoker.staging.open_store import ram_budget
 from stoker.staging.store.encode import CacheError
-from stoker.staging.store.memory import Memory
+from stoker.staging.store.memory import MemoryTables
 from stoker.staging.store.store import Gone, Store
 from stoker.staging.store.tables import Samples
 from stoker.workers.handover import Fd
@@ -112,7 +112,7 @@ class NodeCache:
         samples: of the dataset.
     """
 
-    def __init__(self, memories: tuple[Memory, ...], samples: int) -> None:
+    def __init__(self, memories: tuple[MemoryTables, ...], samples: int) -> None:
         self._memories = memories
         self._store = Store(memories[0], samples, 0) if len(memories) == 1 else None
         # Workers inherit the second one, and send their ends of connections to the first.
@@ -124,7 +124,7 @@ class NodeCache:
         self._first = itertools.count()  # who is asked first, so that all are asked as often
         self._secret = b""
 
-    def __reduce__(self) -> tuple[type[CacheOfWorker], tuple[tuple[Memory, ...], Fd | None]]:
+    def __reduce__(self) -> tuple[type[CacheOfWorker], tuple[tuple[MemoryTables, ...], Fd | None]]:
         return CacheOfWorker, (self._memories, None if self._store is None else Fd(self._workers_door.fileno()))
 
     def serve(self, host: str, secret: bytes) -> int:
@@ -298,7 +298,7 @@ class CacheOfWorker:
         door: where the actor receives connections; None: other nodes are not asked.
     """
 
-    def __init__(self, memories: tuple[Memory, ...], door: Fd | None) -> None:
+    def __init__(self, memories: tuple[MemoryTables, ...], door: Fd | None) -> None:
         self.memories = memories
         self._door = door
         self._link: Link | None = None

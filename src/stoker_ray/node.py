@@ -36,7 +36,7 @@ from stoker.workers.faults import exit_reason
 from stoker.workers.process_pool import ProcessPool
 from stoker.workers.protocol import SeededTask
 
-from .shipment import Cache, Shipment, ShippedSpec
+from .shipment import NodeStore, Shipment, ShippedSpec
 
 POLL_S = 0.5  # how late the thread that reads results may notice that it is to end
 CONNECT_S = 10.0
@@ -137,7 +137,7 @@ class NodeWorkers:
         self._deaths = 0
         self._broken = ""
         self._reader: threading.Thread | None = None
-        self._caches: list[Cache] = []
+        self._caches: list[NodeStore] = []
         self._ports: list[int] = []
 
     def facts(self, packages: list[str], trainer: tuple[str, int] | None) -> Facts:

@@ -55,10 +55,10 @@ class NodeState(enum.Enum):
 
 
 @dataclass(eq=False)
-class Call:
+class NodeRequest:
     """Tasks that a node was asked for."""
 
-    node: Node
+    node: RayNode
     actor: cluster.Actor  # of the node, at that time
     round: int  # see ``Nodes.round``
     tasks: list[Task]
@@ -68,13 +68,13 @@ class Call:
 
 
 @dataclass(eq=False)
-class Node:
+class RayNode:
     """A node as the trainer sees it."""
 
     info: cluster.NodeInfo  # what Ray says of it
     actor: cluster.Actor = None
     state: NodeState = NodeState.STARTING  # see above
-    calls: list[Call] = field(default_factory=list)  # that it has not answered
+    calls: list[NodeRequest] = field(default_factory=list)  # that it has not answered
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # what its last calls took
     asked: float = 0.0  # when it got its last call
     batches: int = 0  # that it has made
@@ -141,13 +141,13 @@ class Nodes:
     """
 
     def __init__(self, address: str, slot_bytes: int) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, RayNode] = {}
         self.lock = threading.RLock()
         self.key = ""
         self.round = 0
         self.messages: deque[str] = deque()
-        self.answers: deque[tuple[Call, Any]] = deque()
-        self.lost: deque[Call] = deque()
+        self.answers: deque[tuple[NodeRequest, Any]] = deque()
+        self.lost: deque[NodeRequest] = deque()
         self.wake = Wake()
         self.slots = HeapWriter(slot_bytes)
         self.store_bytes = 0
@@ -192,11 +192,11 @@ class Nodes:
             self.round += 1
             return self.round
 
-    def with_state(self, *states: NodeState) -> list[Node]:
+    def with_state(self, *states: NodeState) -> list[RayNode]:
         """The nodes in one of these states."""
         return [node for node in list(self.nodes.values()) if node.state in states]
 
-    def give_up(self, node: Node, reason: str) -> None:
+    def give_up(self, node: RayNode, reason: str) -> None:
         """A node is not used any more."""
         with self.lock:
             if node.state is NodeState.UNUSABLE:
@@ -207,7 +207,7 @@ class Nodes:
         self.wake.set()
         cluster.kill_actor(self._ray, node.actor)
 
-    def restart(self, node: Node, reason: str) -> None:
+    def restart(self, node: RayNode, reason: str) -> None:
         """A node's actor has died, and the node may be there still: another one is started, some times."""
         node.deaths += 1
         if node.deaths > MAX_DEATHS:
@@ -300,7 +300,7 @@ class Nodes:
             gone = [node for id_, node in self.nodes.items() if id_ not in found]
             for info in found.values():
                 if info.id not in self.nodes and not self._closed:
-                    self.nodes[info.id] = Node(info)
+                    self.nodes[info.id] = RayNode(info)
             starting = [node for node in self.with_state(NodeState.STARTING) if not node.starting]
             for node in starting:
                 node.starting = True
@@ -322,13 +322,13 @@ class Nodes:
                     with contextlib.suppress(Exception):  # it has just ended
                         node.actor.set_peers.remote(self.key, peers)
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: RayNode) -> None:
         try:
             self._start_workers(node)
         finally:
             node.starting = False
 
-    def _start_workers(self, node: Node) -> None:
+    def _start_workers(self, node: RayNode) -> None:
         """Starts the workers of a node, and compares versions."""
         ray, session = self._ray, self._session
         try:

@@ -27,12 +27,12 @@ from stoker.core.errors import one_line
 from stoker.core.warn import warn_user
 from stoker.sampling.order import Task
 from stoker.workers.process_pool import ProcessPool
-from stoker.workers.protocol import Made, Result, WorkerReply, WorkerSpec
+from stoker.workers.protocol import LocalBatch, Result, WorkerReply, WorkerSpec
 
 from .checks import digest
 from .cluster import using_ray
 from .node import Packed
-from .nodes import AHEAD, Call, Node, Nodes, NodeState
+from .nodes import AHEAD, NodeRequest, Nodes, NodeState, RayNode
 from .results import RemoteResult, is_error, unpack
 
 TICK_S = 0.05  # between two looks at what is late
@@ -67,12 +67,12 @@ class RemotePool:
         self._waiting: deque[Task] = deque()
         self._with_local: dict[int, Task] = {}
         self._ready: deque[Result] = deque()
-        self._probes: dict[int, list[tuple[Node, str]]] = {}  # by number of the task: digests of nodes
+        self._probes: dict[int, list[tuple[RayNode, str]]] = {}  # by number of the task: digests of nodes
         self._probed_here: dict[int, str] = {}  # the digest of the same batch, made here
         self._batch_bytes = 0
         self._next_tick = 0.0
         self._finishing = False
-        self._calls: list[Call] = []  # of this round, whose answers have not been taken
+        self._calls: list[NodeRequest] = []  # of this round, whose answers have not been taken
         self._round = nodes.next_round()
         local.wake_by(nodes.wake.fd)
 
@@ -180,16 +180,16 @@ class RemotePool:
         """Tasks of one call."""
         return max(1, min(MOST_PACKED, PACK_BYTES // max(1, self._batch_bytes))) if self._batch_bytes else 1
 
-    def _core_tasks(self, node: Node) -> int:
+    def _core_tasks(self, node: RayNode) -> int:
         """Tasks that keep a core of a node busy: one, or as many as fit a call and are made in ``PACK_S``."""
         quick = int(PACK_S / node.make_s) if node.make_s else 1
         return max(1, min(self._pack(), quick))
 
-    def _room(self, node: Node) -> int:
+    def _room(self, node: RayNode) -> int:
         """Tasks that keep all cores of a node busy."""
         return node.info.cores * self._core_tasks(node)
 
-    def _free_node(self, per_core: int) -> Node | None:
+    def _free_node(self, per_core: int) -> RayNode | None:
         """The node that may have one more task and answers soonest."""
         if not self._has_nodes:
             return None
@@ -215,8 +215,8 @@ class RemotePool:
         self._with_local[task.number] = task
         self._local.submit(None, task)
 
-    def _to_node(self, node: Node, tasks: list[Task], probe: bool = False) -> None:
-        call = Call(node, node.actor, self._round, tasks, time.monotonic(), probe)
+    def _to_node(self, node: RayNode, tasks: list[Task], probe: bool = False) -> None:
+        call = NodeRequest(node, node.actor, self._round, tasks, time.monotonic(), probe)
         node.calls.append(call)
         self._calls.append(call)
         node.asked = call.sent
@@ -246,13 +246,13 @@ class RemotePool:
         if self._finishing and not self._waiting and not self._open_calls():
             self._local.finish()
 
-    def _open_calls(self) -> list[Call]:
+    def _open_calls(self) -> list[NodeRequest]:
         """Calls whose tasks nobody else has, of nodes that have been given up, too."""
         return [call for call in self._calls if not call.repeated and not call.probe]
 
     # -- answers
 
-    def _arrived(self, call: Call, future: object) -> None:
+    def _arrived(self, call: NodeRequest, future: object) -> None:
         """Called by a thread of Ray's."""
         self._nodes.answers.append((call, future))
         self._nodes.wake.set()
@@ -284,7 +284,7 @@ class RemotePool:
             elif current:
                 self._keep(node, call, answers)
 
-    def _after_error(self, call: Call, current: bool, e: Exception) -> None:
+    def _after_error(self, call: NodeRequest, current: bool, e: Exception) -> None:
         node = call.node
         cause = getattr(e, "cause", None) or e  # a RayTaskError has that of the node
         reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else ''}"
@@ -294,7 +294,7 @@ class RemotePool:
         elif call.actor is node.actor:
             self._nodes.restart(node, reason)
 
-    def _keep(self, node: Node, call: Call, answers: Iterable[Any]) -> None:
+    def _keep(self, node: RayNode, call: NodeRequest, answers: Iterable[Any]) -> None:
         for task, answer in zip(call.tasks, answers, strict=True):
             if not isinstance(answer, Packed):  # its worker died: who is to blame is found here
                 self._repeat_here(call, task)
@@ -305,12 +305,12 @@ class RemotePool:
                 if is_error(batch):
                     self._repeat_here(call, task)
                     continue
-                result = Made(-1, self._epoch, task.number, False, answer.times, result.nbytes, batch)
+                result = LocalBatch(-1, self._epoch, task.number, False, answer.times, result.nbytes, batch)
             self._batch_bytes = max(self._batch_bytes, result.nbytes)
             node.made(answer.times)
             self._ready.append(result)
 
-    def _repeat_here(self, call: Call, task: Task) -> None:
+    def _repeat_here(self, call: NodeRequest, task: Task) -> None:
         if not call.repeated:
             self._to_local(task)
 
@@ -326,11 +326,13 @@ class RemotePool:
             if not is_error(batch):
                 self._probed_here[result.task] = digest(batch)
             self._judge(result.task)
-            return Made(result.worker, result.epoch, result.task, result.ended, result.times, result.nbytes, batch)
+            return LocalBatch(
+                result.worker, result.epoch, result.task, result.ended, result.times, result.nbytes, batch
+            )
 
     # -- the first batch of a node is made twice
 
-    def _compare(self, node: Node, task: Task, answer: Any) -> None:
+    def _compare(self, node: RayNode, task: Task, answer: Any) -> None:
         if not isinstance(answer, Packed):
             self._nodes.give_up(node, f"its first batch killed a worker ({answer.reason})")
             return
@@ -380,7 +382,7 @@ class RemotePool:
         if calls:
             self._repeat(min(calls, key=lambda c: c.tasks[0].number))
 
-    def _repeat(self, call: Call) -> None:
+    def _repeat(self, call: NodeRequest) -> None:
         """Its tasks are given out again; the answer that comes first counts."""
         if not call.repeated and not call.probe and call.round == self._round:
             call.repeated = True

@@ -48,7 +48,7 @@ TRAVELS = re.compile(
 )
 
 
-class Cache(Protocol):
+class NodeStore(Protocol):
     """What a node keeps of a dataset, in memory that its workers share."""
 
     def serve(self, host: str, secret: bytes) -> int:
@@ -61,7 +61,7 @@ class Cache(Protocol):
         """Answers nobody any more."""
 
 
-NewCache: TypeAlias = Callable[[int], Cache | None]
+NewCache: TypeAlias = Callable[[int], NodeStore | None]
 """Makes a cache, given the number of ranks that have workers on a node; None: there is none."""
 
 
@@ -168,7 +168,7 @@ class ShippedSpec(WorkerSpec):
     """A specification whose dataset is still pickled: workers unpickle it, the process that starts them does not."""
 
     shipment: Shipment
-    caches: list[Cache | None]
+    caches: list[NodeStore | None]
 
     @classmethod
     def of(cls, shipment: Shipment, light: WorkerSpec, num_workers: int) -> ShippedSpec:

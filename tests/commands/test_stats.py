@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Subse
 
 import stoker
 from stoker.commands import main
-from stoker.commands.image_record import BLOCK, Group, group_of, merged
+from stoker.commands.image_record import BLOCK, ChannelGroup, group_of, merged
 from stoker.commands.stats import ImageStats, mean_std
 from stoker.core.errors import StokerError, UsageError
 from tests.helpers import interrupt
@@ -64,7 +64,7 @@ def same_as_numpy(found: ImageStats, images: Any) -> None:
 # The arithmetic
 
 
-def of(x: Any) -> Group:
+def of(x: Any) -> ChannelGroup:
     return group_of(np.asarray(x, np.float64).reshape(1, -1), 1)
 
 

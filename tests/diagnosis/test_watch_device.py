@@ -20,7 +20,7 @@ from stoker.diagnosis.report.schema import Crossing
 from stoker.diagnosis.watch import device as watch_device
 from stoker.diagnosis.watch.clock import MOST_TIMES
 from stoker.diagnosis.watch.device import PAIRS, PERIOD_S, Crossings, Gaps
-from stoker.diagnosis.watch.watch import Watch
+from stoker.diagnosis.watch.watch import ProcessWatch
 from tests.diagnosis.helpers import causes, entry, fields
 
 
@@ -121,7 +121,7 @@ def test_a_forked_child_destroys_no_event_and_asks_none(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.cuda, "Event", OfCuda)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: os.getpid() == here)
-    watch, metrics = Watch(), LoaderMetrics("train.py:1", settings={"batch_size": 4})
+    watch, metrics = ProcessWatch(), LoaderMetrics("train.py:1", settings={"batch_size": 4})
     watch.loaders[metrics.name] = metrics
     clock = watch.clock(metrics, 0.0, time.perf_counter())
     now = time.perf_counter()

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.core import private_sockets
 from stoker.core.metrics import LoaderMetrics
-from stoker.diagnosis.watch.watch import Watch
+from stoker.diagnosis.watch.watch import ProcessWatch
 
 SENDS = 300  # each of a second, if it waited
 LIMIT_S = 60.0
@@ -32,13 +32,13 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def watch(listener: socket.socket) -> Watch:
-    watch = Watch()
+def watch(listener: socket.socket) -> ProcessWatch:
+    watch = ProcessWatch()
     watch.loaders["a"] = LoaderMetrics("a", decisions=["x" * 300_000])  # more than a socket takes at once
     return watch
 
 
-def send_often(watch: Watch) -> None:
+def send_often(watch: ProcessWatch) -> None:
     def send() -> None:
         for _ in range(SENDS):
             watch.send()
@@ -49,7 +49,7 @@ def send_often(watch: Watch) -> None:
     assert not thread.is_alive()
 
 
-def test_a_command_that_is_stopped_does_not_slow_the_script(listener: socket.socket, watch: Watch) -> None:
+def test_a_command_that_is_stopped_does_not_slow_the_script(listener: socket.socket, watch: ProcessWatch) -> None:
     """Once it goes on, it gets whole lines, and the last one."""
     send_often(watch)
     connection, _ = listener.accept()
@@ -65,7 +65,7 @@ def test_a_command_that_is_stopped_does_not_slow_the_script(listener: socket.soc
     assert [s["final"] for s in snapshots] == [False, True]
 
 
-def test_a_full_queue_of_connections_is_tried_again(listener: socket.socket, watch: Watch) -> None:
+def test_a_full_queue_of_connections_is_tried_again(listener: socket.socket, watch: ProcessWatch) -> None:
     others = []
     error = 0
     while not error:
@@ -83,7 +83,7 @@ def test_a_full_queue_of_connections_is_tried_again(listener: socket.socket, wat
     watch._socket.close()
 
 
-def test_a_command_that_has_gone_ends_no_script(listener: socket.socket, watch: Watch) -> None:
+def test_a_command_that_has_gone_ends_no_script(listener: socket.socket, watch: ProcessWatch) -> None:
     """Not by SIGPIPE either, where a script has set its default action again."""
     watch.loaders["a"].decisions.clear()
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)

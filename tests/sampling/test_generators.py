@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from stoker.core.random_state import get_state, set_state
-from stoker.sampling.generators import Watch, find_generators, is_generator, seed_generator
+from stoker.sampling.generators import AwaitedGenerator, find_generators, is_generator, seed_generator
 
 in_module = random.Random(5)
 made_later: Any = None
@@ -204,8 +204,8 @@ def test_each_thread_has_its_own() -> None:
     assert elsewhere == []
 
 
-def watched(*roots: Any) -> Watch:
-    watch = Watch([], [], [])
+def watched(*roots: Any) -> AwaitedGenerator:
+    watch = AwaitedGenerator([], [], [])
     find_generators(*roots, watch=watch)
     assert not watch.changed()
     return watch

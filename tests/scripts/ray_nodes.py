@@ -15,7 +15,7 @@ import stoker
 from stoker.loader.loader_state import state_of
 from stoker_ray.checks import digest
 from stoker_ray.entry import RayNodes
-from stoker_ray.nodes import Node, Nodes, NodeState
+from stoker_ray.nodes import Nodes, NodeState, RayNode
 
 from .drawn_loaders import Drawn
 
@@ -54,7 +54,7 @@ class Limited(RayNodes):
         return sum(node.batches for node in self.nodes.values())
 
 
-def processes(cluster, *nodes: Node) -> list[psutil.Process]:
+def processes(cluster, *nodes: RayNode) -> list[psutil.Process]:
     """A raylet, then all that Ray has started on it, of these nodes, or of all."""
     ids = {node.info.id for node in nodes}
     out = []
@@ -67,7 +67,7 @@ def processes(cluster, *nodes: Node) -> list[psutil.Process]:
     return out
 
 
-def actors(cluster, *nodes: Node) -> list[psutil.Process]:
+def actors(cluster, *nodes: RayNode) -> list[psutil.Process]:
     out = []
     for p in processes(cluster, *nodes):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -76,7 +76,7 @@ def actors(cluster, *nodes: Node) -> list[psutil.Process]:
     return out
 
 
-def workers(cluster, *nodes: Node) -> list[psutil.Process]:
+def workers(cluster, *nodes: RayNode) -> list[psutil.Process]:
     """The processes that make batches; not the interpreter that they are forked from."""
     out = []
     for actor in actors(cluster, *nodes):
@@ -91,7 +91,7 @@ def send(targets: list[psutil.Process], number: int) -> None:
             p.send_signal(number)
 
 
-def raylet(cluster, node: Node) -> list[psutil.Process]:
+def raylet(cluster, node: RayNode) -> list[psutil.Process]:
     return processes(cluster, node)[:1]
 
 
@@ -121,7 +121,7 @@ class Epochs:
                 happens(len(out))
         return out
 
-    def busy(self) -> Node | None:
+    def busy(self) -> RayNode | None:
         """A node that makes batches at this moment."""
         return next((node for node in self.nodes.with_state(NodeState.READY) if node.calls), None)
 

@@ -21,9 +21,9 @@ from stoker.staging.pure_calls import MemoPlan
 from stoker.staging.store import block
 from stoker.staging.store.decode import Layout
 from stoker.staging.store.encode import CacheError, take
-from stoker.staging.store.memory import Memory
+from stoker.staging.store.memory import MemoryTables
 from stoker.staging.store.store import Store, size_of
-from stoker.staging.trial import Found, find_plan
+from stoker.staging.trial import TrialResult, find_plan
 from stoker.staging.value_digests import Entry
 
 N = 64
@@ -68,7 +68,7 @@ def test_memory_of_ranks_and_nodes_is_never_unpickled(tmp_path: Path) -> None:
     """Also where somebody who got hold of it writes a sample with a pickle into it."""
     memory, *_ = node_cache.new_memories(N, None, 1 << 20, 1)
     assert not memory.pickles
-    theirs = Store(Memory.of(os.dup(memory.fd), pickles=True), N, 1 << 20)
+    theirs = Store(MemoryTables.of(os.dup(memory.fd), pickles=True), N, 1 << 20)
     theirs.admit({i: take({"x": Evil(tmp_path / f"{i}")}) for i in range(N)}, 0)
     assert theirs.account.filled == N
     ours = Store(memory, N, 1 << 20)
@@ -81,7 +81,7 @@ def test_memory_of_ranks_and_nodes_is_never_unpickled(tmp_path: Path) -> None:
 
 def test_memory_stays_without_pickles_wherever_it_goes() -> None:
     for pickles in (False, True):
-        memory = Memory(size_of(N, 1 << 20), pickles)
+        memory = MemoryTables(size_of(N, 1 << 20), pickles)
         staged = stoker.Staged(list(range(N)), prepare=torch.tensor, _memories=(memory,), cache="ram")
         late = late_plan.LatePlan(lambda late: False)
         late.publish(staged)
@@ -91,7 +91,7 @@ def test_memory_stays_without_pickles_wherever_it_goes() -> None:
         assert made(*arguments).pickles is pickles
 
 
-def memory_reduced(memory: Memory) -> Any:
+def memory_reduced(memory: MemoryTables) -> Any:
     """As a worker that is started by spawn gets it."""
     from multiprocessing import context
 
@@ -178,7 +178,7 @@ def test_what_a_trial_found_travels_as_json(dataset: Any) -> None:
             break
     again = plain.loads(plain.dumps(("", "", found)))
     assert again == ("", "", found)
-    assert type(again[2]) is Found
+    assert type(again[2]) is TrialResult
     kept = found.plan or found.memo
     assert bool(kept and kept.pickled) is isinstance(dataset, WithPickle)
     if isinstance(dataset, Pairs):

@@ -18,7 +18,7 @@ import pytest
 
 from stoker.core import private_sockets
 from stoker.core.metrics import LoaderMetrics
-from stoker.diagnosis.watch.watch import Watch
+from stoker.diagnosis.watch.watch import ProcessWatch
 from stoker.workers import hangs
 
 from .users import LIMIT_S, OTHER, SOURCE, VICTIM, environment, needs, network, out_of, user
@@ -150,7 +150,7 @@ def test_a_report_that_nobody_received_is_sent_again(tmp_path: Path, monkeypatch
     folder = tmp_path / "run"
     folder.mkdir(0o700)
     monkeypatch.setenv("STOKER_RUN", str(folder))
-    watch = Watch()
+    watch = ProcessWatch()
     watch.loaders["x"] = LoaderMetrics("x")
     watch.send()
     server, is_first = private_sockets.meet(str(folder), private_sockets.REPORTS, 1.0)

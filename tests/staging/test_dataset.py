@@ -24,7 +24,7 @@ import stoker
 from stoker.core.errors import StokerWarning, UsageError
 from stoker.staging.store.decode import Layout, stored_copy
 from stoker.staging.store.encode import take
-from stoker.staging.store.memory import Memory
+from stoker.staging.store.memory import MemoryTables
 from stoker.staging.store.store import Store, size_of
 
 N = 60
@@ -716,7 +716,7 @@ def test_a_sample_comes_back_as_it_was(sample: Any, dense: bool) -> None:
 @given(st.lists(samples, min_size=1, max_size=24), st.integers(0, 99))
 def test_a_store_gives_back_what_it_let_in(given_samples: list[Any], seed: int) -> None:
     n, budget = len(given_samples), 1 << 22
-    store = Store(Memory(size_of(n, budget)), n, budget)
+    store = Store(MemoryTables(size_of(n, budget)), n, budget)
     order = np.random.default_rng(seed).permutation(n)
     for part in np.array_split(order, 3):
         store.admit({int(i): take(given_samples[i]) for i in part}, 1)

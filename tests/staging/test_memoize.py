@@ -22,7 +22,7 @@ from stoker.staging.drawn_arguments import arguments_before_calls
 from stoker.staging.memoize import Table, call_key, is_small, names_of
 from stoker.staging.samples import TrialSamples
 from stoker.staging.syntax import attributes_assigned
-from stoker.staging.trial import Found
+from stoker.staging.trial import TrialResult
 
 SIZE = 24
 
@@ -126,7 +126,7 @@ def calls_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are kept however fast they are today."""
     for limit, value in (("WORTH_SHARE", 0.0), ("WORTH_S", 0.0), ("PAYS", float("inf"))):
         monkeypatch.setattr(f"stoker.staging.pure_calls.{limit}", value)
-    monkeypatch.setattr("stoker.staging.trial._find_cut", lambda *_: Found(None, [], ""))
+    monkeypatch.setattr("stoker.staging.trial._find_cut", lambda *_: TrialResult(None, [], ""))
 
 
 @pytest.mark.usefixtures("calls_pay")

@@ -21,7 +21,7 @@ def compare(text: str, workers: tuple[int, ...] = (0,)) -> None:
             (pure_calls, "WORTH_SHARE", 0.0),
             (pure_calls, "PAYS", 1e9),
             (search, "WORTH_S", 0.0),
-            (trial, "_find_cut", lambda *_: trial.Found(None, [], "")),
+            (trial, "_find_cut", lambda *_: trial.TrialResult(None, [], "")),
         ):
             patch.setattr(module, name, value)
         check(text, folder, workers)

@@ -21,7 +21,7 @@ from stoker.loader.auto import limits
 from stoker.staging import node_cache
 from stoker.staging.isolate import Trial
 from stoker.staging.store.encode import take
-from stoker.staging.store.memory import Memory
+from stoker.staging.store.memory import MemoryTables
 from stoker.staging.store.store import Store, size_of
 from stoker.staging.store.tables import BLOCK
 
@@ -274,7 +274,7 @@ def test_a_rank_that_is_killed_in_its_trial_leaves_it_to_another(start: Callable
 def test_the_others_budget_is_theirs_until_they_come() -> None:
     samples, each = 64, BLOCK
     budget = 32 * each
-    memory = Memory(size_of(samples, budget))
+    memory = MemoryTables(size_of(samples, budget))
     store = Store(memory, samples, budget)
     store.divide(2)
     store.join()
@@ -284,7 +284,7 @@ def test_the_others_budget_is_theirs_until_they_come() -> None:
         return store.account.filled
 
     assert 0 < fill() <= 16
-    Store(Memory.of(os.dup(memory.fd), pickles=False), samples, budget).join()
+    Store(MemoryTables.of(os.dup(memory.fd), pickles=False), samples, budget).join()
     assert 16 < fill() <= 32
     assert store.account.ranks == 2
 

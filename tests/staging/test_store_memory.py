@@ -21,7 +21,7 @@ from stoker.core.errors import StokerWarning
 from stoker.staging.late_plan import LatePlan
 from stoker.staging.store import store as store_module
 from stoker.staging.store.encode import CacheError, take
-from stoker.staging.store.memory import Lock, Memory
+from stoker.staging.store.memory import Lock, MemoryTables
 from stoker.staging.store.store import Gone, Store, size_of
 
 N = 24
@@ -48,7 +48,7 @@ def is_right(found: Any, i: int) -> bool:
 
 
 def filled(kind: str) -> Store:
-    store = Store(Memory(size_of(N, BUDGET)), N, BUDGET)
+    store = Store(MemoryTables(size_of(N, BUDGET)), N, BUDGET)
     store.admit({i: take(sample(i, kind)) for i in range(N)}, 0)
     assert store.complete
     return store
@@ -66,7 +66,7 @@ def in_child(work: Callable[[], bool]) -> int:
 
 
 def used(store: Store) -> int:
-    assert isinstance(store.medium, Memory)
+    assert isinstance(store.medium, MemoryTables)
     return os.fstat(store.medium.fd).st_blocks * 512
 
 
@@ -118,16 +118,16 @@ def test_a_reader_in_the_middle_of_a_copy_drops_it() -> None:
 
 def test_what_is_written_meanwhile_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled("rows")
-    other = Store(Memory(size_of(N, BUDGET)), N, BUDGET)
+    other = Store(MemoryTables(size_of(N, BUDGET)), N, BUDGET)
     other.admit({i: take(sample(i, "rows")) for i in range(4)}, 0)
-    write = Memory.write
+    write = MemoryTables.write
 
-    def late(self: Memory, *args: Any) -> None:
+    def late(self: MemoryTables, *args: Any) -> None:
         if self is other.medium:
             other.give_back("short")
         write(self, *args)
 
-    monkeypatch.setattr(Memory, "write", late)
+    monkeypatch.setattr(MemoryTables, "write", late)
     other.admit({i: take(sample(i, "rows")) for i in range(4, N)}, 0)
     assert used(other) < 1 << 20
     assert not other.account.filled
@@ -212,7 +212,7 @@ def test_the_lock_holds_while_other_descriptors_are_closed(tmp_path: Path) -> No
     """A second cache of the same folder is collected; multiprocessing closes a duplicate."""
     (path := tmp_path / "lock").touch()
     lock, other = (Lock(os.open(path, os.O_RDWR)) for _ in range(2))
-    memory = Memory(1 << 20)
+    memory = MemoryTables(1 << 20)
     with other():
         pass
     with lock(), memory.lock():
@@ -258,7 +258,7 @@ def test_a_worker_does_not_take_another_file_for_the_cache(what: str, tmp_path: 
     for i in range(8):
         staged[i]
     assert staged._store is not None
-    assert isinstance(staged._store.medium, Memory)
+    assert isinstance(staged._store.medium, MemoryTables)
     fd, late = staged._store.medium.fd, LatePlan(lambda _: False)
     late.publish(staged)
     taken = late.read(data)

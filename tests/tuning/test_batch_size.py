@@ -21,7 +21,7 @@ from stoker.commands import main
 from stoker.core import resources
 from stoker.core.errors import UsageError, WorkerTimeoutError
 from stoker.tuning import batch_size
-from stoker.tuning.batch_size import BatchSizes, Trial, largest
+from stoker.tuning.batch_size import BatchSizes, BatchSizeTrial, largest
 from tests.commands.helpers import importable
 
 MIB = 1 << 20
@@ -235,9 +235,9 @@ def test_time_that_is_over(device: Device, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_how_it_looks() -> None:
     trials = (
-        Trial(8, True, 2 * MIB, 100.0, ""),
-        Trial(32, False, 9 * MIB, None, "<it>"),
-        Trial(16, True, 4 * MIB, 150.0, ""),
+        BatchSizeTrial(8, True, 2 * MIB, 100.0, ""),
+        BatchSizeTrial(32, False, 9 * MIB, None, "<it>"),
+        BatchSizeTrial(16, True, 4 * MIB, 150.0, ""),
     )
     found = BatchSizes(16, trials, 8 * MIB, "cuda", "memory: <it>", 1.5, 8, 0.1)
     assert found.gain == 1.5

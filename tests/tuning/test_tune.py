@@ -23,14 +23,14 @@ import stoker
 from stoker.commands import main
 from stoker.core.errors import UsageError
 from stoker.loader.auto import limits as limits_
-from stoker.loader.auto.bench import Window
+from stoker.loader.auto.bench import BenchWindow
 from stoker.loader.auto.limits import limits
-from stoker.loader.auto.tasks import Tasks
+from stoker.loader.auto.tasks import MeasuringTasks
 from stoker.loader.variant import as_loader, find
 from stoker.tuning.knobs import KNOBS
 from stoker.tuning.measurements import Measurements
 from stoker.tuning.result import Setting
-from stoker.tuning.search import Search
+from stoker.tuning.search import TunerSearch
 
 
 class Rows(Dataset):
@@ -127,7 +127,7 @@ def say_rates(monkeypatch: pytest.MonkeyPatch, rate: Rate) -> None:
 
     def measure(self: Measurements, s: Setting) -> float:
         self.rates.setdefault(s, []).append(rate(s))
-        self.windows[s] = Window(rate=100.0, batches=10, work_s=0.01, make_s=0.01, cpu_s=0.01, nbytes=64)
+        self.windows[s] = BenchWindow(rate=100.0, batches=10, work_s=0.01, make_s=0.01, cpu_s=0.01, nbytes=64)
         self.tried.append({"num_workers": s.num_workers})
         return self.rates[s][-1]
 
@@ -136,11 +136,11 @@ def say_rates(monkeypatch: pytest.MonkeyPatch, rate: Rate) -> None:
 
 def searched(
     monkeypatch: pytest.MonkeyPatch, rate: Rate, knobs: tuple[str, ...] = ("num_workers",), most: int = 16
-) -> tuple[Search, Setting]:
+) -> tuple[TunerSearch, Setting]:
     say_rates(monkeypatch, rate)
     monkeypatch.setattr("stoker.tuning.search.limits", lambda **_: [limits_.Limit("cores", most, "")])
     measured = Measurements(DataLoader(Waits(), batch_size=4), 30, lambda _: None)
-    search = Search(measured, "Waits", knobs)
+    search = TunerSearch(measured, "Waits", knobs)
     try:
         return search, search.run()
     finally:
@@ -281,7 +281,7 @@ def test_limits_name_their_numbers() -> None:
 
 
 def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
-    tasks = Tasks(DataLoader(Rows(1000), batch_size=10, shuffle=True))
+    tasks = MeasuringTasks(DataLoader(Rows(1000), batch_size=10, shuffle=True))
     fresh = [tuple(tasks()) for _ in range(15)]
     tasks.fresh = False
     assert not tasks.has_enough
@@ -289,7 +289,7 @@ def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
     assert tasks.has_enough
     assert {tuple(tasks()) for _ in range(50)} <= set(fresh)
     assert tasks.samples == 10
-    runs = Tasks(DataLoader(Rows(25), batch_size=10))
+    runs = MeasuringTasks(DataLoader(Rows(25), batch_size=10))
     assert [runs()[0] for _ in range(4)] == [0, 10, 20, 0]
 
 

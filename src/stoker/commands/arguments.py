@@ -38,7 +38,7 @@ class Command(click.Command):
         return text.strip(), examples
 
 
-class Group(Command, click.Group):
+class CommandGroup(Command, click.Group):
     """The same of a group; its commands are of that class, too."""
 
     command_class = Command

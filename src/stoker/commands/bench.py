@@ -90,7 +90,7 @@ def command(
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchResult:
     """What ``measure`` found. All numbers but ``first_batch_s`` leave out the first batch.
 
     ``first_batch_s`` is from ``iter()`` to the first batch, ``seconds`` the loop after it. ``wait_s`` was spent in
@@ -163,7 +163,7 @@ def measure(
     budget_s: float = TIME_LIMIT_S,
     name: str = "the loader",
     progress: Callable[[str], None] | None = None,
-) -> Bench:
+) -> BenchResult:
     """Runs ``loader`` as it is, without a model, and says how fast it is.
 
     Args:
@@ -267,7 +267,7 @@ def _loop(
     budget_s: float,
     name: str,
     progress: Callable[[str], None],
-) -> Bench:
+) -> BenchResult:
     clock = time.perf_counter
     waits = array("d")
     samples = nbytes = 0
@@ -294,7 +294,7 @@ def _loop(
             progress(f"batch {len(waits):,} of {wanted:,}, {len(waits) / (asked - began):,.1f} batches/s")
     ranked = sorted(waits)
     p50, p95, p99 = (ranked[math.ceil(p * len(ranked)) - 1] if ranked else None for p in (0.5, 0.95, 0.99))
-    return Bench(
+    return BenchResult(
         name=name,
         settings={**settings_of(loader), "engine": _engine(loader)},
         first_batch_s=began - called,

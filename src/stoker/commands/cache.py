@@ -16,13 +16,13 @@ from ..core.terminal import counted, human_bytes
 from . import arguments
 
 if TYPE_CHECKING:
-    from ..staging.store.manage import Cache
+    from ..staging.store.manage import CacheFolder
 
 SCHEMA = 3
 DAY_S = 86_400.0
 
 
-@click.group("cache", cls=arguments.Group, no_args_is_help=False)
+@click.group("cache", cls=arguments.CommandGroup, no_args_is_help=False)
 def command() -> None:
     """List and remove caches on disk.
 
@@ -66,11 +66,11 @@ def ls_command(folder: Path | None, json_path: Path | None) -> int:
     return 0
 
 
-def _date(cache: Cache) -> str:
+def _date(cache: CacheFolder) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(cache.used))
 
 
-def _listed(base: Path, caches: Sequence[Cache]) -> str:
+def _listed(base: Path, caches: Sequence[CacheFolder]) -> str:
     if not caches:
         return f"no caches in {base}"
     rows = [(c.path.name, f"{c.samples:,}", human_bytes(c.nbytes), _date(c), c.state) for c in caches]

@@ -12,7 +12,7 @@ import click
 from ..core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..diagnosis.report.compare import Report
+    from ..diagnosis.report.compare import LoadedReport
     from ..diagnosis.report.schema import RunReport
 
 INPUT_BOUND, SLOWER = "input-bound", "slower-than="
@@ -35,7 +35,7 @@ class Gate:
         self.input_bound = INPUT_BOUND in conditions
         self.allowed = ALLOWED if allowed is None else allowed
         paths = [Path(text.removeprefix(SLOWER)) for text in conditions if text.startswith(SLOWER)]
-        self.reports: list[Report] = _load(paths) if paths else []
+        self.reports: list[LoadedReport] = _load(paths) if paths else []
         if allowed is not None and not self.reports:
             raise UsageError(f"--fail-above is for --fail-on {SLOWER}REPORT")
 
@@ -58,7 +58,7 @@ class Gate:
             yield from found.losses(before.path)
 
 
-def _load(paths: list[Path]) -> list[Report]:
+def _load(paths: list[Path]) -> list[LoadedReport]:
     from ..diagnosis.report.compare import load  # not before a script that has no such condition
 
     return [load(path) for path in paths]

@@ -29,7 +29,7 @@ class NoImage(Exception):
     """A sample has no image; the message says what it is instead."""
 
 
-class Group(NamedTuple):
+class ChannelGroup(NamedTuple):
     """Images of one channel count and one unit, a number for each channel."""
 
     images: int
@@ -43,23 +43,23 @@ class Group(NamedTuple):
 
 
 @dataclass
-class Record:
+class ImageRecord:
     """What is known about some samples; ``groups`` are by channel count and scale (255 for uint8, else 1)."""
 
     samples: int = 1
-    groups: dict[tuple[int, int], Group] = field(default_factory=dict)
+    groups: dict[tuple[int, int], ChannelGroup] = field(default_factory=dict)
     shapes: Counter[str] = field(default_factory=Counter)
     types: Counter[str] = field(default_factory=Counter)
 
 
-def group_of(values: Pixels, images: int) -> Group:
+def group_of(values: Pixels, images: int) -> ChannelGroup:
     """Of one sample: ``values`` [channels, pixels] of any real type, those of all its images."""
     with np.errstate(over="ignore", invalid="ignore"):  # 1e200 squared is inf, and is shown as such
         blocks = [_block(values[:, i : i + BLOCK]) for i in range(0, values.shape[1], BLOCK)]
         return functools.reduce(merged, blocks)._replace(images=images)
 
 
-def _block(values: Pixels) -> Group:
+def _block(values: Pixels) -> ChannelGroup:
     x = values.astype(np.float64, order="C")  # HWC comes as a view of pixels that are three values apart
     finite, nan = np.isfinite(x), np.isnan(x).sum(1)
     n = finite.sum(1)
@@ -69,15 +69,15 @@ def _block(values: Pixels) -> Group:
     x = np.where(finite, x - mean[:, None], 0.0)
     rounding = x.sum(1)  # what rounding left of the mean
     m2 = np.einsum("cp,cp->c", x, x) - rounding * rounding / np.maximum(n, 1)
-    return Group(0, n.astype(np.float64), mean, np.maximum(m2, 0.0), low.min(1), high.max(1), nan, inf)
+    return ChannelGroup(0, n.astype(np.float64), mean, np.maximum(m2, 0.0), low.min(1), high.max(1), nan, inf)
 
 
-def merged(a: Group, b: Group) -> Group:
+def merged(a: ChannelGroup, b: ChannelGroup) -> ChannelGroup:
     """The group of both (Chan, Golub and LeVeque, 1979)."""
     n = a.n + b.n
     share = np.divide(b.n, n, out=np.zeros_like(n), where=n > 0)
     delta = b.mean - a.mean
-    return Group(
+    return ChannelGroup(
         a.images + b.images,
         n,
         a.mean + delta * share,
@@ -89,9 +89,9 @@ def merged(a: Group, b: Group) -> Group:
     )
 
 
-def joined(records: Sequence[Record]) -> Record:
+def joined(records: Sequence[ImageRecord]) -> ImageRecord:
     """One record of many; the ``collate_fn`` of the workers, so that what they send does not grow with the batch."""
-    out = Record(0)
+    out = ImageRecord(0)
     with np.errstate(over="ignore", invalid="ignore"):
         for record in records:
             out.samples += record.samples
@@ -128,7 +128,7 @@ def _leaves(sample: Sample) -> Iterator[Sample]:
         yield sample
 
 
-def record_in(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> Record:
+def record_in(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> ImageRecord:
     """The record of a sample. NoImage: it has no image; ValueError: the image has no pixels."""
     return _record_of(_image_in(dataset[index], key), layout)
 
@@ -151,7 +151,7 @@ def _image_in(sample: Sample, key: str | None) -> Sample:
     raise NoImage(f"no image, but {found[:MAX_DESCRIPTION]}")
 
 
-def _record_of(image: Sample, layout: str | None) -> Record:
+def _record_of(image: Sample, layout: str | None) -> ImageRecord:
     """Of an image. Channels are its shorter outer axis; if both are equal a tensor's first, else the last."""
     values: Pixels
     if isinstance(image, torch.Tensor):
@@ -176,4 +176,4 @@ def _record_of(image: Sample, layout: str | None) -> Record:
     images, channels = values.shape[:2]
     group = group_of(values.swapaxes(0, 1).reshape(channels, -1), images)
     scale = 255 if values.dtype == np.uint8 else 1
-    return Record(1, {(channels, scale): group}, Counter([shape]), Counter([f"{layout} {dtype}"]))
+    return ImageRecord(1, {(channels, scale): group}, Counter([shape]), Counter([f"{layout} {dtype}"]))

@@ -31,7 +31,7 @@ MORE = {
 COMMANDS = {**FIRST, **MORE}
 
 
-class _Commands(arguments.Group):
+class _Commands(arguments.CommandGroup):
     """A group whose commands are modules of this package, each with a ``command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -27,7 +27,7 @@ from ..loader.variant import as_loader, find
 from ..workers.faults.policy import Failure
 from ..workers.faults.sample_name import called
 from . import arguments
-from .image_record import Record, joined, record_in
+from .image_record import ImageRecord, joined, record_in
 from .sweep import Sweep
 
 SCHEMA = 2
@@ -155,7 +155,7 @@ def mean_std(
     if samples is not None and samples < len(keys):
         keys = [keys[i] for i in sorted(random.Random(SEED).sample(range(len(keys)), samples))]
     sweep = Sweep(inner, keys, functools.partial(record_in, key, layout), joined, num_workers, TASK_SAMPLES, SEED)
-    record = Record(0)
+    record = ImageRecord(0)
     with closing(sweep.results()) as results:
         for part in results:
             record, failed = joined([record, part]), len(sweep.failures)
@@ -166,7 +166,7 @@ def mean_std(
     return _result(name, record, sweep, tuple(_notes(record, sweep.failed, inner)))
 
 
-def _result(name: str, record: Record, sweep: Sweep, notes: tuple[str, ...]) -> ImageStats:
+def _result(name: str, record: ImageRecord, sweep: Sweep, notes: tuple[str, ...]) -> ImageStats:
     (_, scale), g = max(record.groups.items(), key=lambda item: (item[1].images, item[0]))
     std, unknown = np.sqrt(g.m2 / np.maximum(g.n, 1)), np.where(g.n == 0, np.nan, 0.0)
     numbers = (tuple((x + unknown).tolist()) for x in (g.mean, std, g.low, g.high))
@@ -197,7 +197,7 @@ def _nothing_read(name: str, failed: Sequence[Failure]) -> StokerError:
     return StokerError(f"none of the {len(failed):,} samples of {name} could be read; {where}: {failed[0].error}")
 
 
-def _notes(record: Record, failed: Sequence[Failure], loader: LoaderLike) -> Iterator[str]:
+def _notes(record: ImageRecord, failed: Sequence[Failure], loader: LoaderLike) -> Iterator[str]:
     """What a reader of the numbers should know about them."""
     if failed:
         first = f"{called(failed[0].index, failed[0].file)}: {failed[0].error}"

@@ -36,7 +36,7 @@ ARRAY_BYTES = 1 << 16  # of arrays of which the checksum depends on the order of
 SUMMED_BYTES = 1 << 25  # of arrays that are summed up as a whole
 
 
-Parts = dict[str, object]  # by path: a plain value, or a _Part
+PartsByPath = dict[str, object]  # by path: a plain value, or a _Part
 
 
 class _Part(NamedTuple):
@@ -66,7 +66,7 @@ class Fingerprint:
         self._names = names
         self._skip = skip
         self._shared = shared
-        self._parts: Parts = {}
+        self._parts: PartsByPath = {}
         self._visit(obj, path, DEPTH)
 
     def _visit(self, obj: Any, path: str, depth: int) -> None:
@@ -117,7 +117,7 @@ class Fingerprint:
         """What has changed in the same object: ``["dataset.epoch was 0 and is 1"]``. See ``changed_since``."""
         return self.changed_since(Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared))
 
-    def opened(self, later: Fingerprint) -> Parts:
+    def opened(self, later: Fingerprint) -> PartsByPath:
         """What was None or not there, and is something in a later fingerprint, by path without the root."""
         new = ((path, part) for path, part in later._parts.items() if self._parts.get(path) is None)
         return {
@@ -126,7 +126,7 @@ class Fingerprint:
             if part is not None and not (isinstance(part, _Part) and part.is_code)
         }
 
-    def settled(self, later: Fingerprint) -> Parts:
+    def settled(self, later: Fingerprint) -> PartsByPath:
         """Data that differ in a later fingerprint, as they are there, by path without the root."""
         found = ((path, old, later._parts.get(path)) for path, old in self._parts.items())
         return {
@@ -151,7 +151,7 @@ class Fingerprint:
                 out.append(_change(path, old, new))
         return out
 
-    def added_or_changed_since(self, later: Fingerprint, opened: Parts) -> list[str]:
+    def added_or_changed_since(self, later: Fingerprint, opened: PartsByPath) -> list[str]:
         """The same, and what was added, or set where there was None. ``later``: of the same object. ``opened``: what
         loading samples makes when it is first needed, by its path. See ``opened``, ``settled``. The same data are no
         change, and no object of the same class, nor what is inside it."""
@@ -176,7 +176,7 @@ class Fingerprint:
         return type(new) in PLAIN and is_public and isinstance(self._parts.get(owner), _Part)
 
 
-def _is_opened(path: str, new: object, opened: Parts) -> bool:
+def _is_opened(path: str, new: object, opened: PartsByPath) -> bool:
     if path in opened:
         known = opened[path]
         return known == new or (_is_object(known) and _is_object(new) and _text(known) == _text(new))

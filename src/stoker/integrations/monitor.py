@@ -15,7 +15,7 @@ from .loggers import Sender, sender
 from .numbers import CODES, Numbers, Totals
 
 if TYPE_CHECKING:
-    from ..diagnosis.watch.watch import Watch
+    from ..diagnosis.watch.watch import ProcessWatch
 
 
 class DataMonitor:
@@ -116,7 +116,7 @@ class DataMonitor:
                 return None
         return sender(to)
 
-    def _begin(self) -> Watch | None:
+    def _begin(self) -> ProcessWatch | None:
         if not sys.platform.startswith("linux"):
             self.say("loaders are measured on Linux only, so there are no data/* numbers to log")
             return None

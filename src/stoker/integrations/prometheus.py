@@ -29,7 +29,7 @@ MISSING = "--metrics-port needs prometheus-client: pip install 'stoker[metrics]'
 SPAN_S = 10.0  # that gauges speak of, at least; shorter ones jump, and two who ask in turns should get the same
 KEPT = 64  # answers that are remembered; they reach over the span where someone asks less than six times a second
 
-Key = tuple[str, str]  # rank and loader
+SeriesKey = tuple[str, str]  # rank and loader
 
 
 def check() -> None:
@@ -78,7 +78,7 @@ class Gauges:
 
     def __init__(self, sent: Callable[[], Sequence[JsonObject]], clock: Callable[[], float] = time.monotonic) -> None:
         self._sent, self._clock = sent, clock
-        self._seen: deque[tuple[float, dict[Key, Totals]]] = deque(maxlen=KEPT)
+        self._seen: deque[tuple[float, dict[SeriesKey, Totals]]] = deque(maxlen=KEPT)
         self._lock = threading.Lock()  # the server has a thread for each who asks
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -104,15 +104,15 @@ class Gauges:
         with self._lock:
             self._sent = list
 
-    def _now(self, processes: Sequence[Snapshot]) -> tuple[dict[Key, Totals], dict[Key, Totals]]:
+    def _now(self, processes: Sequence[Snapshot]) -> tuple[dict[SeriesKey, Totals], dict[SeriesKey, Totals]]:
         """Totals now, and those to compare with: the newest that are ``SPAN_S`` old, else the oldest."""
-        now: dict[Key, Totals] = {}
+        now: dict[SeriesKey, Totals] = {}
         for process in processes:
             for name, total in totals(process.loaders).items():
                 key = str(process.rank), name
                 now[key] = now[key].plus(total) if key in now else total
         at = self._clock()
-        before: dict[Key, Totals] = self._seen[0][1] if self._seen else {}
+        before: dict[SeriesKey, Totals] = self._seen[0][1] if self._seen else {}
         for then, there in self._seen:
             if at - then >= SPAN_S:
                 before = there

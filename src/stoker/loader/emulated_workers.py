@@ -160,7 +160,7 @@ class EmulatedWorkersIter(WorkerlessIter):
         weakref.finalize(self, heaps.append, self._heap).atexit = False  # no other iterator has it meanwhile
         self._emulated = [self._emulate(worker, *of_worker) for worker, of_worker in enumerate(own)]
 
-    def _emulate(self, number: int, dataset: object, collate_fn: Callable[..., Batch]) -> _Worker:
+    def _emulate(self, number: int, dataset: object, collate_fn: Callable[..., Batch]) -> _EmulatedWorker:
         info = torch_worker.WorkerInfo(
             id=number,
             num_workers=self._num_workers,
@@ -169,14 +169,14 @@ class EmulatedWorkersIter(WorkerlessIter):
         )
         collate = _Collate(collate_fn, self._heap, self._auto_collation, self._one_thread)
         fetcher = BatchFetcher(_DatasetKind.Map, dataset, self._auto_collation, collate, self._drop_last)
-        return _Worker(int(self._base_seed), info, collate, fetcher, self._worker_init_fn)
+        return _EmulatedWorker(int(self._base_seed), info, collate, fetcher, self._worker_init_fn)
 
     def _run(self, number: int, indices: Index) -> Batch:
         with preserved(), self._one_thread:
             return self._emulated[number % self._num_workers].run(indices)
 
 
-class _Worker:
+class _EmulatedWorker:
     """One emulated worker."""
 
     def __init__(

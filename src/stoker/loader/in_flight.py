@@ -27,7 +27,7 @@ class InFlight:
     indices: Index  # None where each task belongs to one worker
 
 
-class Tasks:
+class TasksInFlight:
     """Numbers are given in the order in which tasks are drawn."""
 
     def __init__(self, first: int = 0) -> None:

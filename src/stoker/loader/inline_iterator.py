@@ -24,8 +24,8 @@ from ..workers.fetcher import batches, is_plain, parts, put_back, skip, state_of
 from ..workers.gather import RowGather, select
 
 if TYPE_CHECKING:
-    from ..sampling.state import Part
     from ..sampling.state import State as RunState
+    from ..sampling.state import WorkerPart
     from ..workers.faults.error_log import ErrorLog
 
 
@@ -75,7 +75,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
         cursor.restore_rng_before(saved)
         super().__init__(loader)
 
-    def _skip(self, saved: RunState, part: Part) -> None:
+    def _skip(self, saved: RunState, part: WorkerPart) -> None:
         """Takes what an iterable dataset gave since its state was taken, or since the beginning."""
         with preserved():
             if not self._task_seeds:
@@ -115,7 +115,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._cursor.save().to_dict()
 
 
-def _resume_dataset(loader: LoaderLike, cursor: Cursor, saved: RunState) -> Part | None:
+def _resume_dataset(loader: LoaderLike, cursor: Cursor, saved: RunState) -> WorkerPart | None:
     """Gives the dataset its saved state. Returns the part of the saved run that is read here."""
     cursor.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
     if saved.dealt_anew and saved.parts:

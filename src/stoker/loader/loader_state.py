@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..workers.faults.policy import Failure
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
-    from .auto.in_process import Place
+    from .auto.in_process import InProcessTrial
     from .pool_iterator import PoolIter
 
 
@@ -39,7 +39,7 @@ class LoaderState:
         self.rng_watch: GlobalRngUse | None = None  # draws from process-wide random generators in worker threads
         self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()  # those that are alive
         self.controller: Controller | None = None  # changes the count of ``num_workers="auto"`` while an epoch runs
-        self.place: Place | None = None  # decides whether workers pay; None where that is settled
+        self.place: InProcessTrial | None = None  # decides whether workers pay; None where that is settled
         self.no_workers = ""  # why stoker starts none of its own accord; "" where it may
         self.own_workers: int | None = None  # the script's count, where ``--apply`` has set another one
         self.advised = False  # the dataset has been searched for lists that each forked worker copies

@@ -21,7 +21,7 @@ from ..device import accelerator
 from ..sampling.order import Task
 from ..workers import native_threads
 from ..workers.exceptions import Caught
-from ..workers.protocol import Made, Pool, Result, WorkerReply
+from ..workers.protocol import LocalBatch, Pool, Result, WorkerReply
 from .torch_messages import torch_message
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
@@ -112,6 +112,6 @@ class PinnedPool:
         return Caught(f"in pin memory thread for device {self._index}")
 
 
-def _made(result: Result, data: Batch) -> Made:
+def _made(result: Result, data: Batch) -> LocalBatch:
     """A result with another batch."""
-    return Made(result.worker, result.epoch, result.task, result.ended, result.times, result.nbytes, data)
+    return LocalBatch(result.worker, result.epoch, result.task, result.ended, result.times, result.nbytes, data)

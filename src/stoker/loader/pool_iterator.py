@@ -51,7 +51,7 @@ from .torch_messages import torch_message
 
 if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
-    from ..sampling.state import Part
+    from ..sampling.state import WorkerPart
     from ..transport.slots import SlotReader
     from ..transport.thread_slots import HeapWriter
     from ..workers.elsewhere import OtherMachines
@@ -112,11 +112,11 @@ class PoolIter(_BaseDataLoaderIter):
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None  # what is shared, workers see
         self._reset(loader, first_iter=True)
 
-    def _resume_dataset(self, loader: LoaderLike, partition: Partition) -> tuple[Part, ...]:
+    def _resume_dataset(self, loader: LoaderLike, partition: Partition) -> tuple[WorkerPart, ...]:
         """Gives a dataset that all workers share its saved state. Returns the parts that workers resume themselves."""
         cursor = self._cursor
         cursor.adopt_seeds(self)
-        parts: tuple[Part, ...] = ()
+        parts: tuple[WorkerPart, ...] = ()
         if cursor.saved is not None:
             cursor.saved.check_worker_can_read()
             parts = cursor.saved_parts(1 if cursor.one_dataset else partition.parts)
@@ -165,7 +165,7 @@ class PoolIter(_BaseDataLoaderIter):
         )
 
     def _spec_of(
-        self, loader: LoaderLike, knobs: Knobs, partition: Partition, parts: tuple[Part, ...], plan: PoolPlan
+        self, loader: LoaderLike, knobs: Knobs, partition: Partition, parts: tuple[WorkerPart, ...], plan: PoolPlan
     ) -> WorkerSpec:
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.options import Budget
 from ..core.types import Index
 from ..device.pinned_slots import Locker
-from ..sampling.shard import Place
+from ..sampling.shard import ShardStart
 from ..workers.faults.policy import Failure, OnError
 from .scheduler import MakeBatch, Retreat
 
@@ -28,7 +28,7 @@ class Partition(NamedTuple):
     # many as workers
     parts: int
     workers: int  # that have something to do
-    places: tuple[Place, ...] = ()  # where each part was begun, if parts were dealt anew among the ranks
+    places: tuple[ShardStart, ...] = ()  # where each part was begun, if parts were dealt anew among the ranks
 
     @property
     def shards(self) -> int:

@@ -40,8 +40,8 @@ from ..core.options import Budget, Knobs
 from ..core.types import Batch, Index
 from ..sampling.order import Task
 from ..workers import can_start
-from ..workers.protocol import Lost, Made, Pool, Result, WorkersUselessError
-from .in_flight import InFlight, Tasks, TaskState
+from ..workers.protocol import LocalBatch, Lost, Pool, Result, WorkersUselessError
+from .in_flight import InFlight, TasksInFlight, TaskState
 
 if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
@@ -91,7 +91,7 @@ class Scheduler:
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
         self._spent = 0  # credits: tasks drawn, less batches delivered
-        self._tasks = Tasks()
+        self._tasks = TasksInFlight()
         self._active: list[bool] = []  # by worker: it is alive, and its dataset not exhausted
         self._load: list[int] = []  # by worker: tasks in flight, where workers do not share tasks
         self._turn = 0  # the worker that gets the next task
@@ -135,7 +135,7 @@ class Scheduler:
             n = self._knobs.num_workers
             self._next_indices = next_indices
             self._turn = 0
-            self._tasks = Tasks(0 if cursor is None else cursor.next)
+            self._tasks = TasksInFlight(0 if cursor is None else cursor.next)
             self._cursor = cursor
             if cursor is not None:
                 self._delivered_before = set(cursor.delivered_early)
@@ -227,7 +227,7 @@ class Scheduler:
             return None
         took = time.perf_counter_ns() - began, 0, 0, time.thread_time_ns() - cpu
         self._metrics.task(took)
-        return Made(-1, self.epoch, number, False, took, 0, data)
+        return LocalBatch(-1, self.epoch, number, False, took, 0, data)
 
     def ready(self) -> bool:
         """Whether ``next`` would not wait, as far as can be said without waiting. Takes in what has arrived."""

@@ -23,7 +23,7 @@ from .replay import SamplerReplay
 from .stateful import alike, load_into, pickled_state, read_state
 
 if TYPE_CHECKING:
-    from .state import Part, State
+    from .state import State, WorkerPart
 
 MAX_DELIVERED_EARLY = 1024  # task numbers kept before those that are passed are thrown away
 
@@ -83,7 +83,7 @@ class Cursor(SamplerReplay):
         self.base_seed = int(it._base_seed)
         self.shared_seed = it._shared_seed
 
-    def saved_parts(self, n: int) -> tuple[Part, ...]:
+    def saved_parts(self, n: int) -> tuple[WorkerPart, ...]:
         """The saved run's parts, one for each of ``n``; none if it has none. Raises StateError: the state is another
         kind of loader's, or its parts cannot be divided so."""
         s = self.saved
@@ -272,8 +272,8 @@ class Cursor(SamplerReplay):
             due += 1
         return due, tuple(sorted(t for t in early if t > due))
 
-    def _parts(self) -> tuple[Part, ...]:
-        from .state import Part
+    def _parts(self) -> tuple[WorkerPart, ...]:
+        from .state import WorkerPart
 
         live = None if self.live_state is None else self.live_state()
         if self.kind == "iterable":
@@ -284,15 +284,15 @@ class Cursor(SamplerReplay):
                 found = [
                     (n, min(at, n), read_state(raw)) for n, (at, raw) in zip(self.delivered_by, noted, strict=True)
                 ]
-            return tuple(Part(*part, *of) for part, of in zip(found, self._shards(), strict=False))
+            return tuple(WorkerPart(*part, *of) for part, of in zip(found, self._shards(), strict=False))
         if live is not None:
-            return (Part(0, 0, live),)
+            return (WorkerPart(0, 0, live),)
         if not self.worker_states:
             return ()
         states = [self.worker_states.get(w, (0, None))[1] for w in range(1 if self.one_dataset else self.workers)]
         if self.one_dataset and states == [None]:
             return ()
-        return tuple(Part(0, 0, read_state(raw)) for raw in states)
+        return tuple(WorkerPart(0, 0, read_state(raw)) for raw in states)
 
     def _shards(self) -> tuple[tuple[int, int], ...]:
         """Of each part here its shard and base seed."""

@@ -43,7 +43,7 @@ T = TypeVar("T")
 Found: TypeAlias = list[tuple[str, Generator]]  # each with its path
 
 
-class Watch(NamedTuple):
+class AwaitedGenerator(NamedTuple):
     """Where a walk expects a generator that is made later, or exchanged."""
 
     sizes: list[tuple[Attributes, int]]  # namespaces, and how many names each had
@@ -69,7 +69,7 @@ def in_words(path: str) -> str:
     return path
 
 
-def find_generators(*roots: object, watch: Watch | None = None, thread_local: bool = True) -> Found:
+def find_generators(*roots: object, watch: AwaitedGenerator | None = None, thread_local: bool = True) -> Found:
     """Generators that can be reached from some objects, each once, with its path; not the process-wide ones.
 
     Paths are the same in each process that has the same objects.
@@ -177,7 +177,9 @@ def _items(x: object) -> Iterator[object]:
 
 
 class _Walk:
-    def __init__(self, watch: Watch | None, thread_local: bool, parents: dict[int, list[object]] | None = None) -> None:
+    def __init__(
+        self, watch: AwaitedGenerator | None, thread_local: bool, parents: dict[int, list[object]] | None = None
+    ) -> None:
         self.found: Found = []
         self._watch, self._thread_local, self._parents = watch, thread_local, parents
         self._seen: dict[int, object] = {id(g): g for g in _process_wide()}
@@ -198,7 +200,7 @@ class _Walk:
                 self._parents.setdefault(id(child), []).append(x)
             self.visit(path + step if step[:1] != "@" else step[1:], child, depth - 1)
 
-    def _note(self, watch: Watch, x: object) -> None:
+    def _note(self, watch: AwaitedGenerator, x: object) -> None:
         names = x if type(x) is dict and len(x) <= FEW else namespace(x)
         if names is not None:
             watch.sizes.append((names, len(names)))

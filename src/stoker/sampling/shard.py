@@ -32,7 +32,7 @@ class Shard(NamedTuple):
     num_shards: int
 
 
-class Place(NamedTuple):
+class ShardStart(NamedTuple):
     """Where a part was begun."""
 
     # worker, workers: what ``get_worker_info()`` says there

@@ -19,7 +19,7 @@ from msgspec import Meta
 from ..core.errors import StateError
 from ..core.random_state import NAMES, from_text, set_from_text
 from ..core.types import State as ObjectState
-from .shard import READ_HERE, Place, Shard
+from .shard import READ_HERE, Shard, ShardStart
 from .stateful import alike
 
 VERSION = 3  # since 2 random state is in base 64, since 3 it says which rank saved
@@ -32,7 +32,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INT)]
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerPart:
     """What one worker did, where samples or the dataset's own state belong to a worker."""
 
     count: Count  # how many of its batches were delivered
@@ -74,7 +74,7 @@ class State:
     generator: str | None  # random state of the loader's generator
     # of torch's global one, where epochs are drawn from that. The script restores it; this tells whether
     torch_rng: str | None
-    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_WORKERS)]  # by worker
+    parts: Annotated[tuple[WorkerPart, ...], Meta(max_length=MAX_WORKERS)]  # by worker
     turn: Count  # whose batch of an iterable dataset comes next
     batch_size: Annotated[int, Meta(ge=1, lt=MAX_SIZE)] | None  # None where stoker does not know it
     # rank, ranks: of the process that saved; 0 ranks: not known
@@ -112,13 +112,13 @@ class State:
         return any(part.shard != shard for part, shard in zip(self.parts, own, strict=True))
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[ShardStart, ...]:
         """Where the parts were begun, if they were dealt anew."""
         if self.division is None or not self.dealt_anew:
             return ()
         ranks, workers = self.division[0], max(1, self.division[1])
         parts = [(int(part.shard or 0), int(part.base_seed or 0)) for part in self.parts]
-        return tuple(Place(shard // ranks, workers, seed, Shard(shard, ranks * workers)) for shard, seed in parts)
+        return tuple(ShardStart(shard // ranks, workers, seed, Shard(shard, ranks * workers)) for shard, seed in parts)
 
     @property
     def begun_by_workers(self) -> bool:
@@ -225,7 +225,7 @@ def _check_rngs(states: dict[str, Any]) -> None:
             raise ValueError("random states by generator")
 
 
-def _check_parts(parts: tuple[Part, ...]) -> None:
+def _check_parts(parts: tuple[WorkerPart, ...]) -> None:
     for part in parts:
         if part.at > part.count:
             raise ValueError("parts whose at is at most their count")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..core.random_state import Generator, preserved
-from .generators import Found, Watch, find_generators, path_number, seed_generator
+from .generators import AwaitedGenerator, Found, find_generators, path_number, seed_generator
 from .seeding import seed_here, splitmix64, task_seed
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class ObjectSeeds:
 
     def _walk(self) -> bool:
         """Finds generators. Returns whether some are at new places, or one was exchanged for the first time."""
-        self._watch = Watch([], [], [])
+        self._watch = AwaitedGenerator([], [], [])
         found = find_generators(*self._roots, watch=self._watch)
         if self._shared is not None and found:
             shared = {id(g) for _, g in self._shared()}

@@ -151,7 +151,7 @@ def shortly(changes: list[str]) -> str:
     return "; ".join(readable(c).removeprefix("dataset.") for c in changes[:3])
 
 
-class Comparison:
+class CheckSchedule:
     """When a sample that was served is made again, in one process: the first ones of each epoch, then by time."""
 
     def __init__(self) -> None:

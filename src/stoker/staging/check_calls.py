@@ -16,7 +16,7 @@ from .aliases import share_memory
 from .callee import Thunk, Value
 from .executed_code import Executed
 from .isolate import output_size
-from .memoize import LONGEST, CallKey, Key, SiteKey, names_of
+from .memoize import LONGEST, CallKey, MemoKey, SiteKey, names_of
 from .plan import Unplanned
 from .samples import TrialSamples
 from .store.encode import CacheError
@@ -36,13 +36,13 @@ class SeenKeys:
 
     def __init__(self) -> None:
         self._sample = self._run = 0
-        self._keys: dict[tuple[object, ...], list[tuple[int, int, Key, list[object]]]] = {}
+        self._keys: dict[tuple[object, ...], list[tuple[int, int, MemoKey, list[object]]]] = {}
 
     def begin(self, sample: int, run: int) -> None:
         """A sample is about to be made. ``run``: the number of the random state."""
         self._sample, self._run = sample, run
 
-    def add(self, key: Key) -> None:
+    def add(self, key: MemoKey) -> None:
         """It makes such a call."""
         if isinstance(key, SiteKey):
             place: tuple[object, ...] = key[:3]
@@ -51,7 +51,7 @@ class SeenKeys:
             place, values = key[:3], list(_flat((key.owner, key.args, *key.kwargs)))
         self._keys.setdefault((*place, len(values)), []).append((self._sample, self._run, key, values))
 
-    def drawn_anew(self) -> Iterator[Key]:
+    def drawn_anew(self) -> Iterator[MemoKey]:
         """One key of each call that does not come again."""
         for found in self._keys.values():
             columns = list(zip(*(values for *_, values in found), strict=True))
@@ -65,7 +65,7 @@ class SeenKeys:
                     break
 
     @staticmethod
-    def _is_drawn(found: list[tuple[int, int, Key, list[object]]], column: int) -> bool:
+    def _is_drawn(found: list[tuple[int, int, MemoKey, list[object]]], column: int) -> bool:
         """Whether a value depends on the random state."""
         seen: dict[int, dict[int, set[object]]] = {}
         for sample, run, _, values in found:
@@ -97,7 +97,7 @@ class Replay:
         self._seen = seen
         self._kept: dict[str, Kept] = {}
 
-    def answer(self, key: Key, call: Thunk) -> Value:
+    def answer(self, key: MemoKey, call: Thunk) -> Value:
         self._seen.add(key)
         kept = self._kept.get(repr(key))
         if kept is not None:
@@ -113,7 +113,7 @@ class Checker:
     """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares."""
 
     def __init__(
-        self, samples: TrialSamples, changing: Collection[str], strike: Callable[[Key, str], None], seen: SeenKeys
+        self, samples: TrialSamples, changing: Collection[str], strike: Callable[[MemoKey, str], None], seen: SeenKeys
     ) -> None:
         self.names = names_of(samples.dataset)
         self.states = samples.states
@@ -130,7 +130,7 @@ class Checker:
         self._seen = seen
         self._strike = strike  # is told of a call that must not be kept, and why
 
-    def answer(self, key: Key, call: Thunk) -> Value:
+    def answer(self, key: MemoKey, call: Thunk) -> Value:
         self._seen.add(key)
         samples, code = self._samples, Executed(self._samples.dataset)
         states = samples.states()

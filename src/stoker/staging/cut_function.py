@@ -72,7 +72,7 @@ class Cut(NamedTuple):
     entered: frozenset[Position] = frozenset()
 
 
-class Parts(NamedTuple):
+class FunctionParts(NamedTuple):
     """A function in two parts."""
 
     head: types.FunctionType  # takes the function's own arguments and ``_stoker``
@@ -140,7 +140,7 @@ def _without_handlers(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
+def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> FunctionParts:
     """Cuts a function in two. Raises NoSource: see ``tree_of``."""
     function = tree_for(fn, where.unrolled, is_method or SELF in where.given)
     tree = function.tree
@@ -166,7 +166,7 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     unbound = [ast.copy_location(_unbind(name), (rest or tree.body)[0]) for name in stored if name not in params]
     tail_tree.body = [*unbound, *again, *rest] or [ast.Pass()]
     head_fn, tail_fn = compiled_like(fn, function, [(head_tree, True), (tail_tree, False)])
-    return Parts(head_fn, tail_fn, stored, tuple(cutter.repeatable), line)
+    return FunctionParts(head_fn, tail_fn, stored, tuple(cutter.repeatable), line)
 
 
 def _unbind(name: str) -> ast.stmt:
@@ -204,7 +204,7 @@ class _Cutter:
         self._own = own  # its variables that are no parameters
         # statements of the head that the cut lies in, by id, and in which of their blocks
         self.entered: dict[int, str] = {}
-        self.repeatable: list[int | str] = []  # see ``Parts``
+        self.repeatable: list[int | str] = []  # see ``FunctionParts``
         self._alive: list[ast.stmt] = []  # so that no id is used twice
 
     def block(self, block: list[ast.stmt], around: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:

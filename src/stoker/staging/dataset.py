@@ -22,13 +22,13 @@ from .cache_key import key_of, name_of
 from .callee import call_of
 from .change_watch import ON_MISMATCH, ChangeWatch, Discards, shortly
 from .executed_code import written_by
-from .filling import Filler, Part
+from .filling import Filler, MadePart
 from .inputs import Inputs
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
 from .source_files import SourceFiles
 from .split import REMEDY, Split, map_style
-from .store.memory import Memory
+from .store.memory import MemoryTables
 from .store.store import Gone, Store, StoreStats
 from .vetting import mark
 
@@ -82,7 +82,7 @@ class Staged(Dataset[Sample]):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_key: str = "",
         _split: Split | None = None,
-        _memories: Sequence[Memory] = (),
+        _memories: Sequence[MemoryTables] = (),
     ) -> None:
         check_tier(cache)
         paths = isinstance(dataset, (list, tuple)) and bool(dataset) and isinstance(dataset[0], (str, os.PathLike))
@@ -425,7 +425,7 @@ class Staged(Dataset[Sample]):
         made = self._filler.by_threads(indices) if self.split is None else {}
         return [self._whole(index, made.get(k)) for k, index in enumerate(indices)]
 
-    def _whole(self, index: Index, made: Part | None = None) -> Sample:
+    def _whole(self, index: Index, made: MadePart | None = None) -> Sample:
         """A sample without the cache. ``made``: its deterministic part, if that is there."""
         if self.split is not None:
             return self.dataset[index]

@@ -42,7 +42,7 @@ from .syntax import (
     names_written_through_locals,
 )
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
 NATIVE_FUNCTIONS = (types.BuiltinFunctionType, types.MethodType, type(len), np.ufunc)
 OBJECTS = 64  # that are held for each attribute
@@ -159,7 +159,7 @@ class Executed:
         """Attributes that methods, those of libraries, too, assign to, of objects that outlive the sample."""
         return {name for name, objects in self.stored.items() if any(id(x) in self._lasting for x in objects)}
 
-    def run(self, fn: Callable[[], Result]) -> Result:
+    def run(self, fn: Callable[[], T]) -> T:
         """Runs a function as in a worker process, and watches each Python function that it calls."""
         info = WorkerInfo(self._dataset, self._ask, next(_worker_seeds))
         with in_worker(info):

@@ -23,7 +23,7 @@ from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
 from . import branches
-from .change_watch import STALE, Comparison
+from .change_watch import STALE, CheckSchedule
 from .inputs import Inputs
 from .plan import Unplanned
 from .split import Split
@@ -39,14 +39,14 @@ STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which cos
 ONE_IN, BY_CHANCE = 8, 4
 
 
-Part = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds that it took
+MadePart = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds that it took
 
 
 def _made_together(get_many: Callable[[Sequence[Index]], Sequence[Sample]], wanted: Sequence[Index]) -> list[Sample]:
     return list(get_many(wanted))
 
 
-def _same_part(a: Part | None, b: Part | None) -> bool:
+def _same_part(a: MadePart | None, b: MadePart | None) -> bool:
     return a is not None and b is not None and equal_bits(a[0], b[0])
 
 
@@ -86,7 +86,7 @@ class Filler:
         self.part_s = 0.0  # that a sample of the last batch took; 0.0: none was made yet
         self._without_part: set[int] = set()  # samples that draw, or take another way through the code
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
-        self._comparison = Comparison()
+        self._comparison = CheckSchedule()
         self._generators: list[tuple[str, Any]] | None = None
         self._generators_pid = 0
         self.read_threads: int | str = "auto"  # see ``DataLoader``
@@ -147,7 +147,7 @@ class Filler:
         except CacheError:  # of a class that this process has not defined
             return {}
 
-    def _store(self, store: Store, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
+    def _store(self, store: Store, indices: Sequence[Index], parts: dict[int, MadePart], keep_ns: int) -> None:
         try:
             self._admit(store, indices, parts, keep_ns)
         except CacheError as e:  # on a node of a cluster, whose main module is not the script
@@ -155,7 +155,7 @@ class Filler:
         if parts:
             self.part_s = sum(nanoseconds for _, nanoseconds in parts.values()) / len(parts) / 1e9
 
-    def _admit(self, store: Store, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
+    def _admit(self, store: Store, indices: Sequence[Index], parts: dict[int, MadePart], keep_ns: int) -> None:
         taken: Samples = {}
         spent = size = 0
         began = time.thread_time_ns() - keep_ns
@@ -180,7 +180,7 @@ class Filler:
         taken[i] = type_spec, leaves
         return sum(x.nbytes for x in leaves)
 
-    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, Part]:
+    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, MadePart]:
         """Deterministic parts by position. Samples that have none, or fail, are left out. ``states``: are compared
         after each sample; None: they are not."""
         misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
@@ -206,7 +206,7 @@ class Filler:
                 out[k] = part
         return out
 
-    def by_threads(self, indices: Sequence[Index]) -> dict[int, Part | None]:
+    def by_threads(self, indices: Sequence[Index]) -> dict[int, MadePart | None]:
         """Deterministic parts by position, as far as threads have made them: in worker processes, where making them
         mostly waits."""
         if torch.utils.data.get_worker_info() is None or not owns_global_generators():
@@ -222,7 +222,7 @@ class Filler:
         found = getattr(self._dataset, "__getitems__", None) if self._split is not None and self._is_whole else None
         return found if callable(found) else None
 
-    def _part(self, index: Index, before: RandomState | None) -> Part | None:
+    def _part(self, index: Index, before: RandomState | None) -> MadePart | None:
         """The deterministic part of a sample; None where it has none. Random states are left as they were."""
         began = time.perf_counter_ns()
         value, failed, unplanned = None, False, False

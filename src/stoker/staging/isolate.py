@@ -39,9 +39,9 @@ from ..transport.slots import own_fork
 from .users_code import is_users_code, is_users_module
 
 if TYPE_CHECKING:
-    from .store.memory import Memory
+    from .store.memory import MemoryTables
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 DIED = {
     signal.SIGSEGV: "the trial's process died: a sample writes to shared memory, or native code crashed",
     signal.SIGBUS: "the trial's process died: a sample writes to shared memory, or native code crashed",
@@ -77,7 +77,7 @@ class Trial:
     """A function that runs in a child process, which sends its result as a pickle. The kernel ends that after
     ``limit_s``."""
 
-    memories: Sequence[Memory] = ()  # of the node, for what is kept, if its ranks share a cache
+    memories: Sequence[MemoryTables] = ()  # of the node, for what is kept, if its ranks share a cache
 
     def __init__(self, fn: Callable[[], object], limit_s: float, waits: bool = False) -> None:
         """``waits``: a batch waits for it, so it does not give way to other processes."""
@@ -145,7 +145,7 @@ class Trial:
         return "the trial's process died"
 
 
-def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0, waits: bool = False) -> Result:
+def run_isolated(fn: Callable[[], T], limit_s: float = 60.0, waits: bool = False) -> T:
     """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here. Raises
     UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died."""
     if sys.platform != "linux":
@@ -153,7 +153,7 @@ def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0, waits: bool = 
     trial = Trial(fn, limit_s, waits)
     try:
         trial.wait(limit_s + 1)
-        result: Result = trial.result()
+        result: T = trial.result()
         return result
     finally:
         trial.close()

@@ -25,7 +25,7 @@ from ..core.random_state import RandomState
 from ..core.types import MapDataset
 from .dataset import Staged
 from .store.encode import CacheError
-from .store.memory import Memory, identity
+from .store.memory import MemoryTables, identity
 from .subsets import with_whole
 
 NBYTES = 1 << 22  # of memory; what is not written takes none
@@ -39,17 +39,17 @@ class LatePlan:
 
     def __init__(self, ask: Callable[[LatePlan], bool]) -> None:
         self._ask: Callable[[LatePlan], bool] | None = ask
-        self._map(Memory(NBYTES))
+        self._map(MemoryTables(NBYTES))
 
-    def _map(self, memory: Memory) -> None:
+    def _map(self, memory: MemoryTables) -> None:
         self._memory = memory
         self._length = memory.table("length", np.int64, 1, 0)
         self._data = memory.table("data", np.uint8, NBYTES - START, START)
 
-    def __getstate__(self) -> Memory:
+    def __getstate__(self) -> MemoryTables:
         return self._memory
 
-    def __setstate__(self, memory: Memory) -> None:
+    def __setstate__(self, memory: MemoryTables) -> None:
         self._ask = None
         self._map(memory)
 
@@ -60,7 +60,7 @@ class LatePlan:
     def publish(self, staged: Staged) -> None:
         """Gives it to all workers. Raises Exception: it cannot be pickled, or is too large."""
         file = io.BytesIO()
-        _Pickler(file, staged).dump(staged)
+        _PlanPickler(file, staged).dump(staged)
         data = np.frombuffer(file.getvalue(), np.uint8)
         self._data[: len(data)] = data
         self._length[0] = len(data)  # last: a worker may look at any time
@@ -72,12 +72,12 @@ class LatePlan:
         if not length:
             return None
         states = RandomState()
-        staged = _Unpickler(io.BytesIO(self._data[:length].tobytes()), without_subsets(dataset)).load()
+        staged = _PlanUnpickler(io.BytesIO(self._data[:length].tobytes()), without_subsets(dataset)).load()
         states.restore()
         return with_whole(dataset, staged)
 
 
-class _Pickler(pickle.Pickler):
+class _PlanPickler(pickle.Pickler):
     """Pickles a ``Staged`` with its cache, and without its dataset."""
 
     def __init__(self, file: io.BytesIO, staged: Staged) -> None:
@@ -88,14 +88,14 @@ class _Pickler(pickle.Pickler):
         return DATASET if x is self._staged.dataset else None
 
     def reducer_override(self, x: object) -> object:  # type: ignore[override]
-        if isinstance(x, Memory):
+        if isinstance(x, MemoryTables):
             return _opened, (f"/proc/{os.getpid()}/fd/{x.fd}", identity(x.fd), x.pickles)
         if x is self._staged:
             return copyreg.__newobj__, (Staged,), {**x.__getstate__(), "_store": x._store, "_table": x._table}  # type: ignore[attr-defined]
         return NotImplemented
 
 
-class _Unpickler(pickle.Unpickler):
+class _PlanUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, dataset: MapDataset) -> None:
         super().__init__(file)
         self._dataset = dataset
@@ -104,13 +104,13 @@ class _Unpickler(pickle.Unpickler):
         return self._dataset
 
 
-def _opened(path: str, wanted: tuple[int, int], pickles: bool) -> Memory:
+def _opened(path: str, wanted: tuple[int, int], pickles: bool) -> MemoryTables:
     """The memory, if that is still there: its descriptor may have been closed, and the script's own file have the
     number. ``O_PATH`` does nothing to the file, and what is opened for writing is the file that was looked at."""
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if identity(found) != wanted:
             raise CacheError("the cache was closed meanwhile")
-        return Memory.of(os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC), pickles)
+        return MemoryTables.of(os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC), pickles)
     finally:
         os.close(found)

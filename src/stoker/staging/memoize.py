@@ -26,12 +26,12 @@ from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Attributes, MapDataset
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, call_of, callee_of, key_of
-from .change_watch import STALE, Comparison
-from .plan import Node, PreparedState, Unplanned, nodes_in
+from .change_watch import STALE, CheckSchedule
+from .plan import PlanNode, PreparedState, Unplanned, nodes_in
 from .recompile import rebound
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, memoised
 from .store.encode import CacheError, take
-from .store.memory import Memory
+from .store.memory import MemoryTables
 from .store.store import Gone, Store
 from .users_code import is_library_class
 from .vetting import Vetting
@@ -64,7 +64,7 @@ class CallKey(NamedTuple):
     kwargs: tuple[tuple[str, object], ...]
 
 
-Key = SiteKey | CallKey
+MemoKey = SiteKey | CallKey
 
 
 class Answers(Protocol):
@@ -72,7 +72,7 @@ class Answers(Protocol):
 
     names: dict[int, str]
 
-    def answer(self, key: Key, call: Thunk) -> Value:
+    def answer(self, key: MemoKey, call: Thunk) -> Value:
         """What the call returns."""
 
     def states(self) -> RandomState:
@@ -106,7 +106,7 @@ class MemoNode(Compiled[types.FunctionType]):
     by_args: set[int] = field(default_factory=set)
     # by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is kept. It is
     # identified by the local variables that it mentions.
-    prefixes: dict[int, dict[str, Node]] = field(default_factory=dict)
+    prefixes: dict[int, dict[str, PlanNode]] = field(default_factory=dict)
     # by number of a call in ``prefixes``: how often its first part failed since it succeeded
     failures: Counter[int] = field(default_factory=Counter)
     # nodes of functions that it calls and in which calls are kept, by number and ``key_of``
@@ -129,9 +129,9 @@ class MemoNode(Compiled[types.FunctionType]):
             return memoised(callee.fn, callee.is_method, methods)
 
         fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
-        return fn(*callee.first, *call.args, _stoker=_Helper(self, answers, callee), **call.kwargs)
+        return fn(*callee.first, *call.args, _stoker=_MemoHelper(self, answers, callee), **call.kwargs)
 
-    def nodes(self) -> Iterator[MemoNode | Node]:
+    def nodes(self) -> Iterator[MemoNode | PlanNode]:
         """This node and all inside of it."""
         yield self
         for found in self.prefixes.values():
@@ -145,7 +145,7 @@ class MemoNode(Compiled[types.FunctionType]):
         return list(dict.fromkeys(self.shown + inside))  # a function may be called in several places
 
 
-class _Helper:
+class _MemoHelper:
     """What rewritten code finds as ``_stoker``."""
 
     __slots__ = ("_answers", "_callee", "_node")
@@ -185,7 +185,7 @@ class _Helper:
                 return node.tail(called, (), state)
         return Call(called, *arguments()).run()
 
-    def _head(self, number: int, node: Node, call: Call) -> PreparedState:
+    def _head(self, number: int, node: PlanNode, call: Call) -> PreparedState:
         """The first part of a call. Raises Unplanned: it fails, draws, or takes another branch. Random states are as
         before; the call has to be made."""
         before = self._answers.states()
@@ -224,16 +224,16 @@ class Table:
     """Numbers of keys, shared by all workers: a hash table with open addressing in shared memory. A key is known by 128
     bits of its hash. A slot is claimed under the lock and never given back."""
 
-    def __init__(self, slots: int, memory: Memory | None = None) -> None:
+    def __init__(self, slots: int, memory: MemoryTables | None = None) -> None:
         self.slots = slots  # most keys, a power of two; a quarter stays free
-        self.memory = memory or Memory(16 * slots + 4096)
+        self.memory = memory or MemoryTables(16 * slots + 4096)
         self._count = self.memory.table("count", np.int64, 1, 0)
         self._keys = self.memory.table("keys", np.int64, 2 * slots, 4096).reshape(slots, 2)
 
-    def __reduce__(self) -> tuple[type[Table], tuple[int, Memory]]:
+    def __reduce__(self) -> tuple[type[Table], tuple[int, MemoryTables]]:
         return Table, (self.slots, self.memory)
 
-    def find(self, key: Key, claim: bool) -> int:
+    def find(self, key: MemoKey, claim: bool) -> int:
         """The number of a key; -1 where it has none, and there is no room or none is wanted."""
         digest = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
         high, low = (int.from_bytes(digest[k : k + 8], "little", signed=True) for k in (0, 8))
@@ -280,9 +280,9 @@ class Memo:
         self._table = table  # numbers of keys
         self.states = save_random  # saves the random states
         self._on_problem = on_problem  # is told why nothing may be answered from memory any more
-        self._comparison = Comparison()
+        self._comparison = CheckSchedule()
 
-    def answer(self, key: Key, call: Thunk) -> Value:
+    def answer(self, key: MemoKey, call: Thunk) -> Value:
         """What a call returns: a copy of what it returned before, or its result, which is kept."""
         store = self._store
         number = self._table.find(key, claim=False) if store.usable else -1
@@ -356,6 +356,6 @@ def names_of(dataset: MapDataset) -> dict[int, str]:
     return out
 
 
-def table_for(samples: int, sites: int, memory: Memory | None = None) -> Table:
+def table_for(samples: int, sites: int, memory: MemoryTables | None = None) -> Table:
     """A table for so many different calls."""
     return Table(1 << max(10, (2 * samples * max(1, sites)).bit_length()), memory)

@@ -33,9 +33,9 @@ from .isolate import Trial, run_isolated
 from .memoize import table_for
 from .open_store import ram_budget
 from .plan import globals_now
-from .store.memory import Memory
+from .store.memory import MemoryTables
 from .store.store import Store, size_of
-from .trial import Found, find_plan
+from .trial import TrialResult, find_plan
 
 # Attributes that distinguish ranks. They may differ where the deterministic part does not read them.
 OF_RANK = frozenset({"rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "gpu"})
@@ -46,12 +46,12 @@ HEADER = struct.Struct("<q")  # bytes that follow
 _sockets: list[socket.socket] = []
 
 
-def new_memories(samples: int, sites: int | None, budget: int, ranks: int) -> tuple[Memory, ...]:
+def new_memories(samples: int, sites: int | None, budget: int, ranks: int) -> tuple[MemoryTables, ...]:
     """Memory of an empty cache of several processes: of its store and, where ``sites`` calls of the code are kept, of
     the table of calls. Raises OSError: there is no such memory here."""
     table = None if sites is None else table_for(samples, sites)
     places = samples if table is None else table.slots
-    memory = Memory(size_of(places, budget), pickles=False)
+    memory = MemoryTables(size_of(places, budget), pickles=False)
     Store(memory, places, budget).divide(ranks)
     return (memory,) if table is None else (memory, table.memory)
 
@@ -77,7 +77,7 @@ def start_trial(
     ``memories`` are the node's, once it has ended. The others: see ``find_plan``. Raises OSError: no process can
     be started."""
 
-    def find() -> Found:
+    def find() -> TrialResult:
         return find_plan(dataset, limit_s, changing, indices, sampler, None if is_shared else collate_fn)
 
     folder = os.environ.get("STOKER_RUN")
@@ -110,7 +110,7 @@ def _content(dataset: object, held: dict[str, object] | None = None) -> tuple[st
     return "".join(found.keys()), found.left_out | environment
 
 
-def _globals(found: Found, left_out: set[str]) -> str | None:
+def _globals(found: TrialResult, left_out: set[str]) -> str | None:
     """A digest of the global variables that the deterministic part reads. None: what it reads may differ by rank."""
     plan = found.plan or found.memo
     if plan is None:
@@ -123,7 +123,7 @@ class _Owner(Trial):
     """The trial that others wait for. A thread sends them what it found, as long as this process lives."""
 
     def __init__(
-        self, find: Callable[[], Found], limit_s: float, server: socket.socket, samples: int, left_out: set[str]
+        self, find: Callable[[], TrialResult], limit_s: float, server: socket.socket, samples: int, left_out: set[str]
     ) -> None:
         self._samples = samples
         self._limit_s = limit_s
@@ -174,7 +174,7 @@ class _Member(Trial):
     """Waits for another rank's trial. Makes its own where that rank has ended, or reads other global variables."""
 
     def __init__(
-        self, find: Callable[[], Found], limit_s: float, connection: socket.socket, left_out: set[str]
+        self, find: Callable[[], TrialResult], limit_s: float, connection: socket.socket, left_out: set[str]
     ) -> None:
         self._find = find
         self._limit_s = limit_s
@@ -182,7 +182,9 @@ class _Member(Trial):
         self._connection: socket.socket | None = connection
         self._received = b""
         self._fds: list[int] = []
-        self._others: tuple[str, Found | None] | None = None  # why the other rank's trial failed, and what it found
+        self._others: tuple[str, TrialResult | None] | None = (
+            None  # why the other rank's trial failed, and what it found
+        )
 
     def wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -211,7 +213,7 @@ class _Member(Trial):
         there = len(self._received) - HEADER.size
         return there >= 0 and there == HEADER.unpack_from(self._received)[0]
 
-    def result(self) -> Found:
+    def result(self) -> TrialResult:
         why, found = self._others or ("", None)
         if why:
             raise UsageError(why)
@@ -219,7 +221,7 @@ class _Member(Trial):
 
     def _take(self) -> None:
         """Uses the other rank's answer, or begins a trial."""
-        memories = tuple(Memory.of(fd, pickles=False) for fd in self._fds)
+        memories = tuple(MemoryTables.of(fd, pickles=False) for fd in self._fds)
         with contextlib.suppress(Exception):  # it is empty: the other rank has no answer
             agreed, why, found = plain.loads(self._received[HEADER.size :])
             if agreed == "" or (agreed and agreed == _globals(found, self._left_out)):

@@ -20,7 +20,7 @@ from .isolate import run_isolated
 from .store.decode import stored_copy
 from .store.encode import CacheError
 from .store.folder import Folder, discard, open_for, root
-from .store.memory import Memory
+from .store.memory import MemoryTables
 from .store.store import Gone, Store, size_of
 
 RAM_SHARE = 0.5  # of the free memory, where no budget is given
@@ -50,7 +50,7 @@ class CachePlan(NamedTuple):
     slots: int  # that are cached; where calls are cached, more than samples
     budget: int  # bytes; 0: half of what is free
     folder: Path | None  # of caches on disk; None: the cache is in memory
-    memories: Sequence[Memory]  # that the ranks of a node share
+    memories: Sequence[MemoryTables]  # that the ranks of a node share
     name: str  # of the cache on disk
     key: Callable[[], JsonObject]  # what the samples depend on
     prepare: Callable[[int], Sample]  # makes the deterministic part of a sample
@@ -65,7 +65,7 @@ def new_store(plan: CachePlan) -> Store | None:
         if folder is not None:
             return _on_disk(plan, folder, plan.budget or _disk_budget(folder))
         budget = plan.budget or ram_budget() // resources.ranks()
-        memory = plan.memories[0] if plan.memories else Memory(size_of(plan.slots, budget))
+        memory = plan.memories[0] if plan.memories else MemoryTables(size_of(plan.slots, budget))
         store = Store(memory, plan.slots, budget)
         if plan.memories:
             store.join()

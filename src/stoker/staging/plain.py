@@ -16,11 +16,13 @@ from .memoize import MemoNode
 from .plan import CutNode, Plan, SliceNode, WholeNode
 from .pure_calls import MemoPlan
 from .stages import Row
-from .trial import Found
+from .trial import TrialResult
 from .value_digests import Entry
 
 Plain: TypeAlias = Any  # a plain value, or what stands for it in JSON
-RECORDS = {c.__name__: c for c in (Found, Plan, WholeNode, CutNode, SliceNode, Cut, MemoPlan, MemoNode, Row, Entry)}
+RECORDS = {
+    c.__name__: c for c in (TrialResult, Plan, WholeNode, CutNode, SliceNode, Cut, MemoPlan, MemoNode, Row, Entry)
+}
 GROUPS = {c.__name__: c for c in (tuple, list, set, frozenset)}
 BYTES, DICT, COUNTER = "bytes", "dict", "Counter"
 

@@ -24,7 +24,7 @@ import torch
 from ..core.types import Attributes, Index, MapDataset, Sample
 from .callee import Call, Callee, Compiled, callee_of, key_of
 from .containers import Items, Loop, items_of, run_with_items
-from .cut_function import Cut, Parts, cut
+from .cut_function import Cut, FunctionParts, cut
 from .own_caches import Path, emptied
 from .recompile import rebound
 
@@ -66,17 +66,17 @@ class WholeNode:
 
 
 @dataclass
-class CutNode(Compiled[Parts]):
+class CutNode(Compiled[FunctionParts]):
     """A function in two parts."""
 
     where: Cut  # the cut
     # nodes for the call in which the cut continues, by ``key_of`` what is called there
-    inner: dict[str, Node] = field(default_factory=dict)
+    inner: dict[str, PlanNode] = field(default_factory=dict)
 
-    def parts(self, callee: Callee) -> Parts:
+    def parts(self, callee: Callee) -> FunctionParts:
         """The two functions."""
 
-        def rebind(known: Parts) -> Parts:
+        def rebind(known: FunctionParts) -> FunctionParts:
             head, tail, *_ = known
             return known._replace(head=rebound(head, callee.fn, True), tail=rebound(tail, callee.fn, False))
 
@@ -86,7 +86,7 @@ class CutNode(Compiled[Parts]):
         """Runs what comes before the cut. Raises Unplanned: another branch than the one with the cut was taken."""
         callee = _python_function(call.function)
         parts = self.parts(callee)
-        return parts.head(*callee.first, *call.args, _stoker=_Helper(self, parts), **call.kwargs)
+        return parts.head(*callee.first, *call.args, _stoker=_CutHelper(self, parts), **call.kwargs)
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
         """Runs the rest. ``repeated``: arguments of the call that the caller passes to the second part again."""
@@ -99,7 +99,7 @@ class CutNode(Compiled[Parts]):
             *callee.first,
             *(repeated if self.where.given else ()),
             *values,
-            _stoker=_Helper(self, parts),
+            _stoker=_CutHelper(self, parts),
             _stoker_state=inner,
             _stoker_missing=missing,
         )
@@ -112,7 +112,7 @@ def _python_function(called: object) -> Callee:
     return callee
 
 
-class _Helper:
+class _CutHelper:
     """What the two parts of a function find as ``_stoker``."""
 
     __slots__ = ("_node", "_parts")
@@ -121,7 +121,7 @@ class _Helper:
     only = staticmethod(only_item)
     loop = staticmethod(loop)
 
-    def __init__(self, node: CutNode, parts: Parts) -> None:
+    def __init__(self, node: CutNode, parts: FunctionParts) -> None:
         self._node = node
         self._parts = parts
 
@@ -164,7 +164,7 @@ class SliceNode:
 
     kept: int  # how many
     names: list[str] = field(default_factory=list)  # of its transforms, for reports
-    inner: Node | None = None  # the node of the next transform, if part of it is deterministic
+    inner: PlanNode | None = None  # the node of the next transform, if part of it is deterministic
 
     def head(self, call: Call) -> PreparedState:
         """Runs the first transforms, with the container's own code."""
@@ -203,12 +203,12 @@ class SliceNode:
         return found
 
 
-Node = WholeNode | CutNode | SliceNode
+PlanNode = WholeNode | CutNode | SliceNode
 
 
-def nodes_in(root: Node) -> Iterator[Node]:
+def nodes_in(root: PlanNode) -> Iterator[PlanNode]:
     yield root
-    inside: Iterable[Node] = ()
+    inside: Iterable[PlanNode] = ()
     if isinstance(root, CutNode):
         inside = root.inner.values()
     elif isinstance(root, SliceNode) and root.inner is not None:
@@ -230,7 +230,7 @@ def globals_now(names: Iterable[tuple[str, str]]) -> Attributes:
 class Plan:
     """How samples of a dataset are made in two parts."""
 
-    root: Node  # for ``dataset.__getitem__``
+    root: PlanNode  # for ``dataset.__getitem__``
     # paths of generators that a container draws from for itself (albumentations does), in both parts: what the first
     # part draws is put back
     moves: list[str] = field(default_factory=list)

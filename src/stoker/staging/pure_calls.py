@@ -25,10 +25,10 @@ from .callee import AnyCallable, Call, Thunk, Value, Values, call_of, callee_of,
 from .check_calls import Checker, Replay, SeenKeys
 from .executed_code import globals_named, is_closed
 from .isolate import classes_unpickled
-from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
-from .plan import Node, SliceNode, Unplanned
+from .memoize import MemoKey, MemoNode, SiteKey, call_key, names_of, values_of
+from .plan import PlanNode, SliceNode, Unplanned
 from .samples import SAMPLES, TrialSamples
-from .search import Search
+from .search import PlanSearch
 from .source import NoSource
 from .stages import cut_of
 from .surveyed_function import SurveyedFunction, may_be_cut
@@ -226,9 +226,9 @@ class Survey:
                 out.add(n)
         return out
 
-    def _prefix(self, call: Call) -> Node | None:
+    def _prefix(self, call: Call) -> PlanNode | None:
         """How a call is made in two parts; None where the first one takes no time, or there is none."""
-        found = Search(self.samples).prefix(call.with_copied_arguments(self.samples.dataset))
+        found = PlanSearch(self.samples).prefix(call.with_copied_arguments(self.samples.dataset))
         if found is None:
             return None
         copied = call.with_copied_arguments(self.samples.dataset)
@@ -334,7 +334,7 @@ class Survey:
         self._plain_s, plan.served_s = (sum(seconds) / len(shortest) for seconds in zip(*shortest, strict=True))
         return plan.served_s < PAYS * self._plain_s
 
-    def strike(self, key: Key, why: str) -> None:
+    def strike(self, key: MemoKey, why: str) -> None:
         """Calls with such a key must not be kept."""
         for function in self._root.all():
             code = function.callee.fn.__code__

@@ -18,7 +18,7 @@ import torch
 from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
 from ..core.errors import one_line
-from ..core.fingerprint import Fingerprint, Parts
+from ..core.fingerprint import Fingerprint, PartsByPath
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN
 from ..core.random_state import RandomState
@@ -91,10 +91,10 @@ class TrialSamples:
         # the same, and what is set where there was None: a list that the dataset keeps its samples in; and data that
         # the first sample changes
         self.filled: list[str] = []
-        self.opened: Parts = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
+        self.opened: PartsByPath = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
         self.made: dict[str, Entry] = {}  # what loading the first sample makes. See ``Inputs.opened``.
         self.opens: list[str] = []  # of these, paths of files, databases, and objects whose state cannot be read
-        self.settled: Parts = {}  # data of the dataset that loading the first sample changes
+        self.settled: PartsByPath = {}  # data of the dataset that loading the first sample changes
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset keeps what it loaded
         self.draws = False  # loading a sample moved a generator
         self.sample_s = float("inf")  # seconds that a sample takes, the shortest of all

@@ -20,7 +20,7 @@ from .callee import Call, Callee, callee_of, key_of
 from .containers import Items, Transform, items_of, with_items
 from .cut_function import Cut, before_state_changes, earlier, line_of
 from .executed_code import is_closed
-from .plan import CutNode, Node, SliceNode, Unplanned, WholeNode
+from .plan import CutNode, PlanNode, SliceNode, Unplanned, WholeNode
 from .probe import Moved, Reached, Recorder, probed
 from .samples import TrialSamples
 from .source import NoSource, tree_of
@@ -34,7 +34,7 @@ PROBE_SEED, SLICE_SEEDS = 1, (2, 3)
 LONGEST_LABEL = 60  # characters of a transform's name in a report
 
 
-class Search:
+class PlanSearch:
     """Looks for a plan."""
 
     def __init__(self, samples: TrialSamples, stop_at_changes: bool = False) -> None:
@@ -42,11 +42,11 @@ class Search:
         self._samples = samples
         self._stop_at_changes = stop_at_changes  # what changes the dataset counts as what draws
 
-    def find(self) -> Node | None:
+    def find(self) -> PlanNode | None:
         """A node for a sample of the dataset; None where no part of it can be kept."""
         return self._node(Call(self._samples.dataset.__getitem__, (self._samples.loaded[0],), {}), DEPTH)
 
-    def prefix(self, call: Call) -> Node | None:
+    def prefix(self, call: Call) -> PlanNode | None:
         """A node for any call that moves generators; None where no part of it can be kept."""
         try:
             found = self._node(call, DEPTH - 1)
@@ -62,7 +62,7 @@ class Search:
         before = Fingerprint(self._samples.readable())
         return lambda: bool(states.moved()) or bool(before.changed(self._samples.readable()))
 
-    def _node(self, call: Call, depth: int, given: tuple[str, ...] = ()) -> Node | None:
+    def _node(self, call: Call, depth: int, given: tuple[str, ...] = ()) -> PlanNode | None:
         """A node for a call that moves generators; None where no part of it can be kept. ``given``: see ``Cut``."""
         if not depth:
             return None
@@ -88,7 +88,7 @@ class Search:
 
     # -- functions
 
-    def _cut(self, call: Call, callee: Callee, depth: int, cut: Cut) -> Node | None:
+    def _cut(self, call: Call, callee: Callee, depth: int, cut: Cut) -> PlanNode | None:
         """A node for a Python function; ``cut``: how it is to be cut, wherever that is."""
         fn, unrolled = callee.fn, cut.unrolled
         copied = probed(fn, callee.is_method, unrolled)
@@ -143,7 +143,7 @@ class Search:
 
     # -- containers
 
-    def _slice(self, call: Call, found: Items, depth: int) -> Node | None:
+    def _slice(self, call: Call, found: Items, depth: int) -> PlanNode | None:
         """How many of a container's transforms are deterministic: each is run twice, by the container's own code."""
         items, names = found.items, [_label(x) for x in found.items]
         kept = 0
@@ -228,7 +228,7 @@ def _label(item: object) -> str:
 # -- the next guesses
 
 
-def weaker_plans(node: Node, called: object) -> Iterator[Node]:
+def weaker_plans(node: PlanNode, called: object) -> Iterator[PlanNode]:
     """Plans that keep less and less."""
     if not isinstance(node, WholeNode):
         yield from _weaker(node)
@@ -241,7 +241,7 @@ def weaker_plans(node: Node, called: object) -> Iterator[Node]:
     yield from _cuts_before(Cut(position)) if position else ()
 
 
-def _weaker(node: Node) -> Iterator[Node]:
+def _weaker(node: PlanNode) -> Iterator[PlanNode]:
     if isinstance(node, SliceNode):
         if node.inner is not None and node.kept:
             yield SliceNode(node.kept, node.names)
@@ -262,7 +262,7 @@ def _weaker(node: Node) -> Iterator[Node]:
             yield from _cuts_before(where._replace(position=before))
 
 
-def _cuts_before(where: Cut) -> Iterator[Node]:
+def _cuts_before(where: Cut) -> Iterator[PlanNode]:
     """The cut before a statement, and those before earlier ones."""
     position: Position | None = where.position
     while position is not None and position != (0,):

@@ -16,7 +16,7 @@ from .plan import Plan, PreparedState, globals_now
 from .pure_calls import MemoPlan
 from .source import parse_ahead
 from .stages import Row
-from .trial import Found, find_plan
+from .trial import TrialResult, find_plan
 
 REMEDY = "Name the deterministic part instead: stoker.Staged(dataset, prepare=..., augment=...)"
 LIMIT_S = 30.0  # for the trial
@@ -54,7 +54,7 @@ class Split:
         UsageError: no part of a sample can be kept; the message says why.
     """
 
-    def __init__(self, dataset: MapDataset, found: Found | None = None, changing: Collection[str] = ()) -> None:
+    def __init__(self, dataset: MapDataset, found: TrialResult | None = None, changing: Collection[str] = ()) -> None:
         map_style(dataset)
         if not len(dataset):
             raise UsageError(f"{type(dataset).__name__} is empty")
@@ -63,7 +63,7 @@ class Split:
             try:
                 found = run_isolated(lambda: find_plan(dataset, LIMIT_S, changing), 2 * LIMIT_S)
             except UsageError as e:
-                found = Found(None, [], str(e))
+                found = TrialResult(None, [], str(e))
         if found.plan is None and found.memo is None:
             raise UsageError(f"{type(dataset).__name__} cannot be split: {found.why_not}. {REMEDY}")
         # how the two parts are made, and what they cost; None where calls are kept instead

@@ -8,7 +8,7 @@ import types
 from typing import NamedTuple
 
 from .executed_code import is_library
-from .plan import CutNode, Node, SliceNode
+from .plan import CutNode, PlanNode, SliceNode
 
 LONGEST = 60  # characters of a source line
 SAME = "the same each time"
@@ -31,7 +31,7 @@ def place_of(file: str, line: int) -> str:
     return f"{file if near.startswith('..') else near}:{line}"
 
 
-def rows_of(node: Node, name: str) -> list[Row]:
+def rows_of(node: PlanNode, name: str) -> list[Row]:
     """The stages of a verified plan, in the order in which they run. ``name``: ``"Photos.__getitem__"``."""
     if isinstance(node, SliceNode):
         return _of_container(node, name)
@@ -62,7 +62,7 @@ def _of_container(node: SliceNode, name: str) -> list[Row]:
     return rows
 
 
-def cut_of(node: Node) -> str:
+def cut_of(node: PlanNode) -> str:
     """File and line of the innermost statement of the user's that runs each time; "" where there is none."""
     if isinstance(node, SliceNode):
         return "" if node.inner is None else cut_of(node.inner)

@@ -10,7 +10,7 @@ from .callee import Call, Callee, callee_of
 from .containers import items_of
 from .executed_code import is_closed
 from .memoize import is_small
-from .plan import Node
+from .plan import PlanNode
 from .recompile import rebound
 from .rewrite_calls import sites_of, surveyed
 
@@ -30,7 +30,7 @@ class SurveyedFunction:
         self.large: dict[int, set[str]] = {}  # by number of a call, the local variables in it that are no small values
         self.calls: dict[int, Call] = {}  # by number, the first call that has other arguments than small values
         # by number of a call, how it can be made in two parts; None: it cannot
-        self.prefixes: dict[int, Node | None] = {}
+        self.prefixes: dict[int, PlanNode | None] = {}
         self.cheap: set[int] = set()  # numbers of calls that are often made and take no time
         self.struck: set[int] = set()  # numbers of calls that must not be kept
         # what was seen of the functions that it calls, by number and ``key_of``

@@ -17,7 +17,7 @@
                                                   6. if that leaves much to do: ``pure_calls`` looks for calls whose
                                                      results can be kept by their arguments (``memoize``); so it
                                                      does in the loader's collate function (``collated``)
-    8. ``Split``, ``dataset.Staged``         <-   7. ``Found``: a plan or a selection of calls, as plain data;
+    8. ``Split``, ``dataset.Staged``         <-   7. ``TrialResult``: a plan or a selection of calls, as plain data;
        compile the plan when they first              the reasons why not more, the stages for reports
        use it (``cut_function``), in each
        worker: head -> store -> tail
@@ -44,7 +44,7 @@ from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
-from .search import Search, weaker_plans
+from .search import PlanSearch, weaker_plans
 from .source_files import FolderWatch
 from .stages import Row, cut_of, rows_of
 from .store.encode import CacheError
@@ -56,7 +56,7 @@ MOST_PLANS = 24  # that are verified
 MEMO_SHARE = 0.3  # of a sample's time that a cut leaves: then calls that could be kept are looked for
 
 
-class Found(NamedTuple):
+class TrialResult(NamedTuple):
     """What a trial found."""
 
     plan: Plan | None  # None where nothing can be kept
@@ -77,7 +77,7 @@ class Found(NamedTuple):
     may_draw: bool = False  # the user's code names what draws, though perhaps not for each sample
     sources: Sequence[str] = ()  # files with the source of functions that are rewritten
     collate_s: float = 0.0  # seconds that collating takes for each sample; 0: not known
-    collate: Found | None = None  # which calls of the loader's collate function are kept; None: none
+    collate: TrialResult | None = None  # which calls of the loader's collate function are kept; None: none
 
 
 def find_plan(
@@ -87,7 +87,7 @@ def find_plan(
     indices: Sequence[Index] = (),
     sampler: Iterable[Index] = (),
     collate_fn: Callable[[list[Sample]], Batch] | None = None,
-) -> Found:
+) -> TrialResult:
     """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
     must not depend on attributes that the script changes in each epoch (``changing``). ``indices``, ``sampler``: see
     ``TrialSamples``. ``collate_fn``: of the user's, some calls of which may be kept, too."""
@@ -98,7 +98,7 @@ def find_plan(
     found = _described(samples, limit_s, changing)
     if collate_fn is None or not math.isfinite(samples.sample_s):
         return found
-    of_collate: Found | None = None
+    of_collate: TrialResult | None = None
     with contextlib.suppress(Exception):  # the user's
         batches = collate_samples(samples, collate_fn)
         if batches is not None:
@@ -114,7 +114,7 @@ def _changed_by(samples: TrialSamples) -> set[str]:
     return samples.may_write | samples.assigned | samples.stored | set(map(changed_name, samples.changes))
 
 
-def _described(samples: TrialSamples, limit_s: float, changing: Collection[str]) -> Found:
+def _described(samples: TrialSamples, limit_s: float, changing: Collection[str]) -> TrialResult:
     """What is found with some samples, and what is known of them."""
     dataset = samples.dataset
     inputs = Inputs(dataset)
@@ -142,19 +142,19 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     )
 
 
-def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:
+def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
     """The plan, or the calls that are kept instead, or why there is neither."""
     reason = ""
     try:
         samples.load_first()
         reason = samples.batches_differ()
-        found = Found(None, [], reason) if reason else _find_cut(samples, until, changing)
+        found = TrialResult(None, [], reason) if reason else _find_cut(samples, until, changing)
     except CacheError as e:
         reason = str(e)
-        found = Found(None, [], reason)
+        found = TrialResult(None, [], reason)
     except Exception as e:  # the user's, for some random numbers
         reason = f"a sample that could be loaded fails when it is loaded again: {one_line(e)}"
-        found = Found(None, [], reason)
+        found = TrialResult(None, [], reason)
     if found.plan is not None:  # where the machine has other work, the first samples took too long
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
     # Beside calls that are kept a cache of the dataset's own would grow: the samples would be held twice.
@@ -168,20 +168,20 @@ def _files_of_modules(names: Iterable[str]) -> list[str]:
     return [str(m.__file__) for m in modules if getattr(m, "__file__", None) and is_users_module(m)]
 
 
-def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:
+def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
     if samples.by_batch:
-        return Found(None, [], "it is asked for by what is no number: calls alone can be kept")
+        return TrialResult(None, [], "it is asked for by what is no number: calls alone can be kept")
     called = samples.dataset.__getitem__
     name = f"{type(samples.dataset).__name__}.__getitem__"
     if not samples.draws:  # then no source has to be parsed: 0.1 s for a file of 7,000 lines
         plan = Plan(WholeNode())
         if not verify(plan, samples, changing):
-            return Found(plan, rows_of(plan.root, name), "")
-    search = Search(samples)
+            return TrialResult(plan, rows_of(plan.root, name), "")
+    search = PlanSearch(samples)
     root = search.find()
     reasons = search.reasons
     if root is None:
-        return Found(None, [], _joined(reasons) or f"{name} draws before anything else")
+        return TrialResult(None, [], _joined(reasons) or f"{name} draws before anything else")
     candidates = itertools.chain([root], weaker_plans(root, called))
     looked_for_changes = False
     for _ in range(MOST_PLANS):
@@ -192,22 +192,22 @@ def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) ->
         why = verify(plan, samples, changing)
         if not why:
             plan.shown = cut_of(candidate)
-            return Found(plan, rows_of(candidate, name), _joined(reasons))
+            return TrialResult(plan, rows_of(candidate, name), _joined(reasons))
         reasons.append(why)
         if time.monotonic() > until:
             reasons.append("the search took too long")
             break
         if why.startswith(CHANGES) and not looked_for_changes:
             looked_for_changes = True
-            search = Search(samples, stop_at_changes=True)
+            search = PlanSearch(samples, stop_at_changes=True)
             root = search.find()
             reasons += search.reasons
             if root is not None:
                 candidates = itertools.chain([root], weaker_plans(root, called), candidates)
-    return Found(None, [], _joined(reasons))
+    return TrialResult(None, [], _joined(reasons))
 
 
-def _or_pure_calls(samples: TrialSamples, found: Found, changing: Collection[str]) -> Found:
+def _or_pure_calls(samples: TrialSamples, found: TrialResult, changing: Collection[str]) -> TrialResult:
     """The same, or calls that are kept instead of a first part, if that leaves less to do."""
     survey = Survey(samples, changing)
     memo = survey.run()

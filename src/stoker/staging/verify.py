@@ -54,7 +54,7 @@ def mean_without_longest(seconds: list[float]) -> float:
     return float(np.mean(sorted(seconds)[: max(1, len(seconds) - 1)]))
 
 
-class Cost(NamedTuple):
+class SplitCost(NamedTuple):
     """What a sample in two parts costs."""
 
     head_s: float
@@ -131,7 +131,7 @@ class _Verification:
         self._samples = samples
         self._changing = set(changing)
 
-    def run(self) -> list[Cost]:
+    def run(self) -> list[SplitCost]:
         """What the samples cost that were loaded at first. Raises CacheError: the plan must not be used; Unplanned: not
         all samples take the same branch."""
         costs = [self._verify_sample(i, None) for i in self._samples.loaded[:2]]
@@ -143,7 +143,7 @@ class _Verification:
     def _head(self, i: int) -> PreparedState:
         return self._plan.head(self._samples.dataset, i)
 
-    def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> Cost:
+    def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> SplitCost:
         """Compares the parts of one sample with the whole. ``first_state``: what the first part gave before, under
         other random states; None: it is run once more. Raises CacheError: they differ, or the first part cannot be
         kept; the message says why."""
@@ -176,7 +176,7 @@ class _Verification:
             raise CacheError("what comes before the cut draws random numbers")
         plan.moves = sorted({*plan.moves, *moved})
         plan.pickled = plan.pickled or kept.pickled
-        return Cost(head_s, read_s, kept.nbytes)
+        return SplitCost(head_s, read_s, kept.nbytes)
 
     def _is_kept_by_dataset(self, i: int) -> bool:
         """Whether the first part gives what a cache of the dataset's own holds."""

@@ -31,7 +31,7 @@ from .recompile import compiled_like, marked_lambda
 from .source import Function, NoSource, tree_of
 from .value_digests import Entry
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 RUNS = 2  # that must give the same
 LIMIT_S = 5.0  # and LIMIT times what making the sample took
 LIMIT = 2 * RUNS
@@ -61,7 +61,7 @@ class Vetting:
         self._end = end  # ends the cache, for a reason
         self._failures = 0
 
-    def run(self, make: Callable[[], Made]) -> tuple[Made, bool]:
+    def run(self, make: Callable[[], T]) -> tuple[T, bool]:
         """What ``make`` makes, and whether it may be kept. Random states are those after ``make``."""
         around = branches.taken()
         branches.begin()

@@ -39,7 +39,7 @@ class TaskId(NamedTuple):
     number: int
 
 
-class Progress(NamedTuple):
+class WorkerProgress(NamedTuple):
     """What a worker says of itself in its arena."""
 
     task: TaskId | None  # the task that it is doing; None: it is between two, or does not say
@@ -201,7 +201,7 @@ class Arena:
         self._table[2 * slot + 1] = 0
 
 
-def progress(path: str) -> Progress | None:
+def progress(path: str) -> WorkerProgress | None:
     """Of another process' worker, by the path of its arena under ``/proc``; None: no worker has begun in that memory.
     Raises OSError: the file is gone, or may not be read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -213,4 +213,4 @@ def progress(path: str) -> Progress | None:
         return None
     seen = Arena.__new__(Arena)  # which only reads a copy
     seen._control = memoryview(control).cast("Q")
-    return Progress(seen.current_task, seen.position()[0]) if seen.ready else None
+    return WorkerProgress(seen.current_task, seen.position()[0]) if seen.ready else None

@@ -56,7 +56,7 @@ _REDUCERS = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # 
 
 
 def _leaf(index: int) -> torch.Tensor:
-    """Stands in the stream for tensor leaf ``index``; ``_Unpickler`` exchanges it for ``_view``."""
+    """Stands in the stream for tensor leaf ``index``; ``_BatchUnpickler`` exchanges it for ``_view``."""
     raise pickle.UnpicklingError(f"tensor leaf {index} outside of a slot")
 
 
@@ -106,7 +106,7 @@ def _keep(buffers: list[pickle.PickleBuffer], b: pickle.PickleBuffer) -> bool:
     return False
 
 
-class _Pickler(pickle.Pickler):
+class _BatchPickler(pickle.Pickler):
     """Leaves tensors out of the stream and remembers them in order."""
 
     def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
@@ -137,7 +137,7 @@ class _Pickler(pickle.Pickler):
         return len(self.tensors) - 1
 
 
-class _Unpickler(pickle.Unpickler):
+class _BatchUnpickler(pickle.Unpickler):
     def __init__(
         self, stream: io.BytesIO, buffers: Iterable[memoryview], leaves: list[TensorRow], memory: Memory
     ) -> None:
@@ -182,7 +182,7 @@ class Encoded:
             self._tensors, self._stream = obj, LIST
         else:
             stream = io.BytesIO()
-            pickler = _Pickler(stream, self._buffers)
+            pickler = _BatchPickler(stream, self._buffers)
             pickler.dump(obj)
             self._stream = stream.getvalue()
             self._tensors = pickler.tensors
@@ -298,4 +298,4 @@ def decode(meta: bytes, memory: Memory) -> Batch:
         return [_view(rows, memory, i) for i in range(len(rows))]
     view = memoryview(memory) if spans else None
     buffers = [view[at : at + size] for at, size in spans] if view is not None else ()
-    return _Unpickler(io.BytesIO(stream), buffers, rows, memory).load()
+    return _BatchUnpickler(io.BytesIO(stream), buffers, rows, memory).load()

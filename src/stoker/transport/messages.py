@@ -1,6 +1,6 @@
 """Messages on pipes between parent and workers: no threads, no locks, no feeder.
 
-A message (``Record``) is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes of payload. Together they
+A message (``Message``) is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes of payload. Together they
 stay within ``PIPE_BUF``, so a write is all or nothing (pipe(7), "PIPE_BUF"), on a non-blocking pipe as well. A longer
 payload is sent as several records, all but the last marked ``MORE``; that happens only where no slot was free.
 """
@@ -43,7 +43,7 @@ Times: TypeAlias = tuple[int, int, int, int]
 NO_TIMES: Times = (0, 0, 0, 0)
 
 
-class Record(NamedTuple):
+class Message(NamedTuple):
     """One message."""
 
     kind: int  # a ``Kind``
@@ -69,21 +69,21 @@ def pack(
     payload: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """The bytes of one record; ``payload`` has to fit ``INLINE``. Takes fields and not a ``Record``, which would cost a
-    microsecond a batch on each side."""
+    """The bytes of one record; ``payload`` has to fit ``INLINE``. Takes fields and not a ``Message``, which would cost
+    a microsecond a batch on each side."""
     return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
 
 
-def unpack(packet: bytes) -> Record:
+def unpack(packet: bytes) -> Message:
     """The record that ``pack`` made."""
     kind, _, worker, length, slot, epoch, task, used, meta, *times = HEADER.unpack_from(packet)
     if not 1 <= kind <= 5 or len(packet) != HEADER.size + length:
         raise TransportError(f"not a message: {len(packet)} bytes of kind {kind}")
     payload = packet[HEADER.size :]
-    return Record(kind, worker, epoch, task, slot, used, meta, (times[0], times[1], times[2], times[3]), payload)
+    return Message(kind, worker, epoch, task, slot, used, meta, (times[0], times[1], times[2], times[3]), payload)
 
 
-def split(r: Record) -> list[bytes]:
+def split(r: Message) -> list[bytes]:
     """The record as the atomic writes that carry it."""
     payload = r.payload
     if len(payload) <= INLINE:
@@ -101,12 +101,12 @@ class Reader:
     """Reads records off a pipe, whole ones only, and puts them into ``ready``, which several readers may share. The
     caller closes ``fd``."""
 
-    def __init__(self, fd: int, ready: deque[Record] | None = None) -> None:
+    def __init__(self, fd: int, ready: deque[Message] | None = None) -> None:
         self.fd = fd
         self._rest = 0  # bytes of an incomplete record, at the beginning of the memory
         self._parts: dict[int, list[bytes]] = {}
         self._memory = bytearray(READ_BYTES)  # os.read's new 64 KB each time make malloc tidy up all that is small
-        self.ready: deque[Record] = deque() if ready is None else ready
+        self.ready: deque[Message] = deque() if ready is None else ready
 
     def feed(self) -> bool:
         """Reads what there is into ``ready``. Returns False at the end of the pipe. Raises BlockingIOError: nothing to
@@ -132,7 +132,7 @@ class Reader:
             if worker in self._parts:
                 payload = b"".join([*self._parts.pop(worker), payload])
             slot, epoch, task, used, meta = fields[4:9]
-            self.ready.append(Record(kind, worker, epoch, task, slot, used, meta, fields[9:], payload))
+            self.ready.append(Message(kind, worker, epoch, task, slot, used, meta, fields[9:], payload))
         self._rest = size - at
         if at and self._rest:
             buf[: self._rest] = buf[at:size]
@@ -156,7 +156,7 @@ class Outbox:
         if len(payload) <= INLINE:
             parts = [pack(kind, worker, epoch, task, slot, used, 0, NO_TIMES, payload)]
         else:
-            parts = split(Record(kind, worker, epoch, task, slot, used, payload=payload))
+            parts = split(Message(kind, worker, epoch, task, slot, used, payload=payload))
         with self._lock:
             if self.waiting:
                 self.waiting.extend(parts)
@@ -208,5 +208,5 @@ def send(
     if len(payload) <= INLINE:
         os.write(fd, pack(kind, worker, epoch, task, slot, used, meta, times, payload))
         return
-    for part in split(Record(kind, worker, epoch, task, slot, used, meta, times, payload)):
+    for part in split(Message(kind, worker, epoch, task, slot, used, meta, times, payload)):
         os.write(fd, part)

@@ -152,7 +152,7 @@ class SlotWriter:
         return False
 
 
-class Locker(Protocol):
+class PageLocker(Protocol):
     """Page-locks slots for a device: ``device.pinned_slots``."""
 
     def lock(self, memory: Memory) -> None: ...
@@ -166,7 +166,7 @@ class SlotReader:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena  # the memory
         # page-locks slots as they are mapped; a locked slot is free only when no device reads it any more
-        self.locker: Locker | None = None
+        self.locker: PageLocker | None = None
         self._read_by_device: set[int] = set()  # the consumer has dropped them, the device may still read them
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}  # slots that the consumer holds
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
@@ -177,7 +177,7 @@ class SlotReader:
         self.pinned_by_fork: dict[int, int] = {}
         _readers.add(weakref.ref(self, _readers.discard))
 
-    def lock_with(self, locker: Locker | None) -> None:
+    def lock_with(self, locker: PageLocker | None) -> None:
         """From now on slots are page-locked; those that are mapped already, too."""
         before, self.locker = self.locker, locker
         if locker is not None and locker is not before:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import TransportError
 from .arena import Arena
-from .messages import HEADER, INLINE, Kind, Outbox, Record, unpack
+from .messages import HEADER, INLINE, Kind, Message, Outbox, unpack
 from .slots import SlotWriter
 
 PACKET = HEADER.size + INLINE
@@ -84,7 +84,7 @@ class TaskQueue:
         os.close(self.fd)
 
 
-def take(fd: int, memory: Arena) -> Record | None:
+def take(fd: int, memory: Arena) -> Message | None:
     """The worker's side: the next task; None at the end of the pipe. Raises BlockingIOError: there is none now."""
     packet = os.read(fd, PACKET)
     if not packet:

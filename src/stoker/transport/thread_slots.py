@@ -1,6 +1,6 @@
 """Slots for worker threads: private memory that is filled, read and used again while it is warm, in one process.
 
-A slot is free when the last tensor in it has died and, if it is page-locked (``Locker``), the device has read it.
+A slot is free when the last tensor in it has died and, if it is page-locked (``PageLocker``), the device has read it.
 A forked child gets a copy of it, as of all private memory.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from .arena import GRAIN, aligned
 from .mapping import Memory, populate
-from .slots import SLACK, Bytes, Locker
+from .slots import SLACK, Bytes, PageLocker
 
 MIN_BYTES = 1 << 16  # malloc is quicker below this
 
@@ -27,7 +27,7 @@ class HeapWriter:
     def __init__(self, budget: int) -> None:
         self._budget = budget
         # page-locks slots; a locked one is free only when no device reads it any more
-        self.locker: Locker | None = None
+        self.locker: PageLocker | None = None
         self._locked_in_use: set[int] = set()  # from being taken until the device has read them
         self._slots: list[tuple[Memory, weakref.ref[Bytes] | None]] = []
         self.whole: Bytes | None = None

@@ -11,7 +11,7 @@ from ..loader.variant import as_loader
 from .knobs import BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
-from .search import Search
+from .search import TunerSearch
 
 
 def tune(
@@ -58,7 +58,7 @@ def tune(
     name = name or getattr(thing, "__name__", None) or type(thing).__name__
     loader = as_loader(thing, batch_size, name)
     measured = Measurements(loader, budget_s, progress or (lambda _: None))
-    search = Search(measured, name, knobs)
+    search = TunerSearch(measured, name, knobs)
     try:
         with preserved():
             return search.result(search.run())

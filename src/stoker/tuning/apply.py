@@ -47,7 +47,7 @@ from ..sampling.generators import find_generators
 from ..sampling.worker_init import only_seeds
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
-from ..staging.trial import Found
+from ..staging.trial import TrialResult
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
 from .cached_epochs import WORTH, Epoch
@@ -324,7 +324,7 @@ def _why_own_count(loader: LoaderLike) -> str:
     return "worker_init_fn may set up each worker in another way" if is_other else ""
 
 
-def _drawn(loader: LoaderLike, found: Found) -> str:
+def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     """Why a loader without workers is to have none: random numbers that making its batches draws in the script's
     process, where the sampler's next order is drawn, too; "" where none are."""
     seen: _Draws = loader.__dict__.get("_stoker_draws") or _Draws()

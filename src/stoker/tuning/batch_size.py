@@ -38,7 +38,7 @@ Step = Callable[[Batch], object]
 
 
 @dataclass(frozen=True)
-class Trial:
+class BatchSizeTrial:
     """One batch size that was tried."""
 
     batch_size: int
@@ -55,7 +55,7 @@ class BatchSizes:
     search."""
 
     best: int
-    trials: tuple[Trial, ...]
+    trials: tuple[BatchSizeTrial, ...]
     budget_bytes: int
     device: str
     bound: str
@@ -134,7 +134,7 @@ def largest(
     if device is None:
         raise UsageError("the largest batch is found for the memory of an accelerator, and torch sees none here")
     search = _Search(loader, step, *device, margin, began + seconds)
-    own, top, trials = int(loader.batch_size or 0), search.samples, list[Trial]()
+    own, top, trials = int(loader.batch_size or 0), search.samples, list[BatchSizeTrial]()
     low, high = 0, top + 1  # low fits, high does not
     size: int | None = min(own, top)
     while size is not None and (not trials or time.monotonic() < search.deadline):
@@ -215,10 +215,12 @@ class _Search:
         )
         self.name = f"{device} ({module.get_device_name()})"
 
-    def trial(self, n: int) -> Trial:
+    def trial(self, n: int) -> BatchSizeTrial:
         """Makes batches of ``n`` samples and steps on them. Raises UsageError: the script's code raised."""
         if 2 * n * self._sample_bytes > self._host:  # samples and the batch made of them are there at once
-            return Trial(n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM")
+            return BatchSizeTrial(
+                n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM"
+            )
         self._module.reset_peak_memory_stats()
         random_state = self._module.get_rng_state()
         seconds, why, failed = 1e-9, "", ""
@@ -235,7 +237,7 @@ class _Search:
         if failed:
             raise UsageError(failed)
         why = why or (f"it takes {human_bytes(peak)}" if peak > self._allowed else "")
-        return Trial(n, not why, peak, None if why else n / max(seconds, 1e-9), why)
+        return BatchSizeTrial(n, not why, peak, None if why else n / max(seconds, 1e-9), why)
 
     def _seconds(self, n: int) -> float:
         """Of one batch with its step, the median."""

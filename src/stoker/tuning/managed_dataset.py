@@ -36,13 +36,13 @@ from ..staging.late_plan import LatePlan
 from ..staging.node_cache import start_trial
 from ..staging.plan import Plan
 from ..staging.split import Split
-from ..staging.trial import Found
+from ..staging.trial import TrialResult
 from ..staging.verify import attribute_of_dataset, changed_name
 from ..workers.fetcher import is_plain
 from .cached_epochs import CachedEpochs, Maker, why_not
 
 if TYPE_CHECKING:
-    from ..staging.store.memory import Memory
+    from ..staging.store.memory import MemoryTables
 
 LIMIT_S = 30.0  # for a trial
 FEWEST_SAMPLES = 8  # of a dataset for which a trial is made
@@ -68,7 +68,7 @@ class ManagedDataset:
         self._indices = subsets.for_trial(asked)
         self._loader = weakref.ref(loader)
         self._end_trial: Callable[[], object] = lambda: None
-        self.found: Found | None = None  # by the trial
+        self.found: TrialResult | None = None  # by the trial
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
         self.collated: Staged | None = None  # the collate function of one of its loaders, with a cache
@@ -150,7 +150,7 @@ class ManagedDataset:
         self._end_trial()
 
     def _take(self, trial: Trial) -> None:
-        found: Found | None = None
+        found: TrialResult | None = None
         try:
             found, self.reason = trial.result(), ""
         except UsageError as e:
@@ -192,7 +192,7 @@ class ManagedDataset:
 
         return LatePlan(ask)
 
-    def _changes(self, found: Found | None, before: Inputs) -> list[str]:
+    def _changes(self, found: TrialResult | None, before: Inputs) -> list[str]:
         """What the script has changed in the dataset since a fingerprint of it, and not what loading samples changes,
         nor what the kept part does not read."""
         known, opened, reads = set(self._discards.changing), {}, None
@@ -205,7 +205,7 @@ class ManagedDataset:
         read = [c for c in changes if reads is None or changed_name(c) in reads]
         return [c for c in read if not known & {changed_name(c), attribute_of_dataset(c)}]
 
-    def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
+    def _stage(self, found: TrialResult, memories: Sequence[MemoryTables]) -> str:
         """Stages the dataset, in the node's memory if that is shared; or says why not."""
         kept = found.plan or found.memo
         if kept is None:
@@ -224,7 +224,7 @@ class ManagedDataset:
         self._dataset = lambda: dataset
         return ""
 
-    def _stage_collate(self, found: Found | None, loader: LoaderLike | None) -> None:
+    def _stage_collate(self, found: TrialResult | None, loader: LoaderLike | None) -> None:
         """Stages the collate function of the loader for which the trial was made."""
         # One that draws from a generator of its own is copied for each worker that the script's process plays.
         if found is None or found.collate is None or loader is None:

@@ -12,8 +12,8 @@ from ..core import terminal
 from ..core.options import Budget
 from ..core.types import JsonObject, LoaderLike
 from ..loader import engine
-from ..loader.auto.bench import Bench, Window
-from ..loader.auto.tasks import Tasks
+from ..loader.auto.bench import BenchWindow, WorkerBench
+from ..loader.auto.tasks import MeasuringTasks
 from .result import Setting
 
 KNEE = 0.97  # the smallest setting within 3 % of the best
@@ -31,14 +31,14 @@ class Measurements:
         self.began = time.monotonic()
         self.deadline = self.began + budget_s
         self.transport: Budget = engine.budget(loader)
-        self.tasks = Tasks(loader)
+        self.tasks = MeasuringTasks(loader)
         self.rates: dict[Setting, list[float]] = {}  # samples per second of each window
-        self.windows: dict[Setting, Window] = {}  # the newest of each setting
+        self.windows: dict[Setting, BenchWindow] = {}  # the newest of each setting
         self.tried: list[JsonObject] = []  # all windows, in order, for the JSON
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
         self._progress = progress  # called with a line for each window
-        self.bench = Bench(loader, self.tasks, self.transport, self.deadline)
+        self.bench = WorkerBench(loader, self.tasks, self.transport, self.deadline)
 
     def is_over(self) -> bool:
         """Whether there is no time for another window, but for the reserve."""

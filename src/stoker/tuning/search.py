@@ -23,7 +23,7 @@ from ..core.division import divides
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
 from ..device.pin_policy import decide
-from ..loader.auto.bench import BadSample, TooSlow, Window
+from ..loader.auto.bench import BadSample, BenchWindow, TooSlow
 from ..loader.auto.limits import Limit, limits
 from .measurements import KNEE, Measurements
 from .result import Point, Setting, TuneResult
@@ -45,7 +45,7 @@ NOT_DIVIDED = (
 )
 
 
-class Search:
+class TunerSearch:
     """One run of the tuner."""
 
     limits: list[Limit]  # of the number of workers, the tightest first
@@ -116,7 +116,7 @@ class Search:
             pinned=accelerator() is not None,
         )
 
-    def _reuse_tasks(self, window: Window) -> bool:
+    def _reuse_tasks(self, window: BenchWindow) -> bool:
         """Later windows draw what was drawn before, unless an epoch reads more than memory holds. Returns whether."""
         tasks, dataset = self.measured.tasks, self.loader.dataset
         if self.measured.is_stream or not tasks.has_enough or not hasattr(dataset, "__len__"):

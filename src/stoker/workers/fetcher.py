@@ -16,7 +16,7 @@ from ..core.dataset_tree import without_subsets
 from ..core.types import Batch, Index, JsonObject, Sample
 from ..sampling.stateful import is_stateful, load_into
 from .collate import SlotCollate
-from .faults.guard import Ahead, Guard, OnSampleStart, Parts
+from .faults.guard import Ahead, FetchParts, Guard, OnSampleStart
 from .faults.policy import Failure, OnError
 from .gather import RowGather, Select
 
@@ -179,10 +179,12 @@ def staged_in(dataset: Any) -> Any:
     return inner if hasattr(type(inner), "_stoker_batches") else None
 
 
-def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], run: Callable[[Index], Batch]) -> Parts:
+def parts(
+    dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], run: Callable[[Index], Batch]
+) -> FetchParts:
     """How ``run`` makes a batch of a map-style dataset, in parts."""
     if not auto_collation:
-        return Parts(dataset, False, None, dataset.__getitem__, lambda samples: collate(samples[0]))
+        return FetchParts(dataset, False, None, dataset.__getitem__, lambda samples: collate(samples[0]))
     staged = staged_in(dataset)
     if staged is not None:
 
@@ -190,10 +192,10 @@ def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], r
             batch = collate(samples)
             return batch if staged.augment_batch is None else staged.augment_batch(batch)
 
-        return Parts(dataset, True, run, functools.partial(_staged_one, dataset), finish)
+        return FetchParts(dataset, True, run, functools.partial(_staged_one, dataset), finish)
     fn = collate.fn if isinstance(collate, SlotCollate) else collate
     many = hasattr(without_subsets(dataset), "__getitems__") or RowGather.fits(dataset, fn, auto_collation)
-    return Parts(dataset, True, run if many else None, dataset.__getitem__, collate)
+    return FetchParts(dataset, True, run if many else None, dataset.__getitem__, collate)
 
 
 def _staged_one(dataset: Any, index: Index) -> Sample:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ..core import processes
 from ..core.errors import UsageError
-from .fork_server_main import MESSAGE_BYTES, Report, StartWorker, serve
+from .fork_server_main import MESSAGE_BYTES, StartWorker, WorkerEvent, serve
 from .handover import Fd, Pickled
 from .protocol import WorkerSpec
 
@@ -89,7 +89,7 @@ class ForkServer:
                 if not message:
                     self._closed_its_end = True
                     return None
-                report: Report = pickle.loads(message)
+                report: WorkerEvent = pickle.loads(message)
                 self._reports[report.number][report.key] = report.value
             return known[key]
 

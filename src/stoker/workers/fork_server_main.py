@@ -42,7 +42,7 @@ class StartWorker(NamedTuple):
     interruptible: bool
 
 
-class Report(NamedTuple):
+class WorkerEvent(NamedTuple):
     """Fork server to parent: the "pid" or the "exitcode" of a worker."""
 
     number: int
@@ -76,7 +76,7 @@ def _start_workers(link: socket.socket, spec: Pickled[WorkerSpec]) -> None:
                 number, process = running.pop(fd)
                 poll.unregister(fd)
                 process.join()
-                _report(link, Report(number, "exitcode", process.exitcode))
+                _report(link, WorkerEvent(number, "exitcode", process.exitcode))
                 continue
             try:
                 message, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, MAX_FDS)
@@ -90,7 +90,7 @@ def _start_workers(link: socket.socket, spec: Pickled[WorkerSpec]) -> None:
             process = _start(request, fds, spec, method, link.fileno())
             running[process.sentinel] = request.number, process
             poll.register(process.sentinel, select.POLLIN)
-            _report(link, Report(request.number, "pid", process.pid))
+            _report(link, WorkerEvent(request.number, "pid", process.pid))
 
 
 def _start(request: StartWorker, fds: list[int], spec: Pickled[WorkerSpec], method: str, link: int) -> BaseProcess:
@@ -113,6 +113,6 @@ def _start_method() -> str:
     return "spawn" if busy or threading.active_count() > 1 else "fork"
 
 
-def _report(link: socket.socket, report: Report) -> None:
+def _report(link: socket.socket, report: WorkerEvent) -> None:
     with contextlib.suppress(OSError):  # the parent has gone, or has closed its end
         link.send(pickle.dumps(report))

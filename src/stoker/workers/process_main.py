@@ -1,8 +1,8 @@
 """What runs in a worker process: tasks in, batches out, until it is told to leave.
 
 1. ``main`` sets up the process: signals, inherited descriptors, native threads.
-2. ``_Worker.run`` calls ``worker_init_fn``, restores the random state of the worker that it replaces, if any, and says
-   that it is ready.
+2. ``_ProcessWorker.run`` calls ``worker_init_fn``, restores the random state of the worker that it replaces, if any, and
+   says that it is ready.
 3. ``_serve_own`` or ``_serve_shared`` waits for a task: from the worker's own pipe, or from the queue that all read.
 4. ``_answer`` makes the batch (``TaskRunner``), puts it into a slot (``_encode``), and sends a record to the parent.
 
@@ -30,10 +30,10 @@ from ..core.processes import die_with_parent
 from ..core.random_state import RandomState
 from ..core.types import Batch
 from ..sampling import seeding
-from ..sampling.shard import Place, set_ranks
+from ..sampling.shard import ShardStart, set_ranks
 from ..transport.arena import ALIGN, Arena
 from ..transport.codec import Encoded
-from ..transport.messages import INLINE, Kind, Reader, Record, send
+from ..transport.messages import INLINE, Kind, Message, Reader, send
 from ..transport.slots import SlotWriter
 from ..transport.task_queue import take
 from . import hangs, native_threads, signals
@@ -41,7 +41,7 @@ from .collate import SlotCollate
 from .exceptions import Caught
 from .handover import Fd, Pickled
 from .idle import Idle
-from .protocol import Phase, RetryTask, SeededTask, WorkerReply, WorkerSpec, encode_position
+from .protocol import RetryTask, SeededTask, TaskPhase, WorkerReply, WorkerSpec, encode_position
 from .task_runner import TaskRunner
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def main(
     # Garbage of the parent is not collected here: another loader's iterator would try to end its workers. Pages that
     # the collector does not touch stay shared.
     gc.freeze()
-    serving: _Worker | None = None
+    serving: _ProcessWorker | None = None
     try:
         signals.begin()
         if interruptible:
@@ -93,7 +93,7 @@ def main(
         if hasattr(torch.multiprocessing, "_set_thread_name"):
             torch.multiprocessing._set_thread_name("stoker_worker")
         native_threads.cap_process()
-        serving = _Worker(spec if isinstance(spec, WorkerSpec) else spec.load(), place, worker, ends)
+        serving = _ProcessWorker(spec if isinstance(spec, WorkerSpec) else spec.load(), place, worker, ends)
         serving.run()
     except (KeyboardInterrupt, BrokenPipeError):
         pass  # the parent reports the first, and no longer reads after the second
@@ -109,11 +109,11 @@ def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
 
-def _set_part_info(part: int, place: Place, dataset: Any) -> None:
+def _set_part_info(part: int, place: ShardStart, dataset: Any) -> None:
     set_worker_info(place.worker, place.workers, place.base_seed + place.worker, dataset)
 
 
-class _Worker:
+class _ProcessWorker:
     """One worker process."""
 
     def __init__(self, spec: WorkerSpec, place: int, worker: int, ends: Ends) -> None:
@@ -134,7 +134,7 @@ class _Worker:
         self.seed = seeding.seed_worker(spec.base_seed, worker)
         self.collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         self.collate.install()
-        self.phase = Phase.BATCH
+        self.phase = TaskPhase.BATCH
         self.has_position = False  # the arena says where in the task this worker is
         self.limit_ns = int(spec.sample_timeout * 1e9)
         self.arena.stack_fd = hangs.dump_on_request(all_threads=spec.timed)
@@ -192,7 +192,7 @@ class _Worker:
             elif not self.arena.stop:
                 self._run(r)
 
-    def _next_own(self) -> Record | None:
+    def _next_own(self) -> Message | None:
         """The next record for this worker; None: leave."""
         while not self.reader.ready:
             try:
@@ -232,11 +232,11 @@ class _Worker:
         if self.idle.over():
             self.cpu = time.thread_time_ns()  # processor time spent on waiting is not the next task's
 
-    def _run_if_current(self, r: Record) -> None:
+    def _run_if_current(self, r: Message) -> None:
         if r.epoch == self.arena.epoch:  # else of an epoch that was left early
             self._run(r)
 
-    def _run(self, r: Record) -> None:
+    def _run(self, r: Message) -> None:
         """Answers a task, and says meanwhile which one it is: if this process dies, the parent knows."""
         if not self.says_task:
             self._answer(r)
@@ -265,7 +265,7 @@ class _Worker:
         deadline = time.monotonic_ns() + samples * self.limit_ns if samples else 0
         self.arena.set_position(encode_position(self.phase, sample), deadline)
 
-    def _answer(self, r: Record) -> None:
+    def _answer(self, r: Message) -> None:
         indices = pickle.loads(r.payload)
         if type(indices) is SeededTask:
             assert isinstance(self.runner, TaskRunner)  # of a map-style dataset
@@ -275,9 +275,9 @@ class _Worker:
         if type(indices) is RetryTask:
             assert isinstance(self.runner, TaskRunner)  # of a map-style dataset
             if indices.probe:
-                self.phase = Phase.PROBING
+                self.phase = TaskPhase.PROBING
                 self.runner.probe(indices)
-                self.phase = Phase.PROBED
+                self.phase = TaskPhase.PROBED
                 self.on_sample_start(-1, 0)
             if indices.replay:
                 self.runner.run(r.epoch, r.task, indices)
@@ -290,7 +290,7 @@ class _Worker:
         data = self.runner.run(r.epoch, r.task, indices)
         if self.has_position:
             self.on_sample_start(-1, 0)  # no sample is being loaded any more
-            self.phase = Phase.BATCH
+            self.phase = TaskPhase.BATCH
         if self.runner.exhausted:
             self.writer.cancel()
             send(self.results, Kind.END, self.place, r.epoch, r.task)

@@ -34,7 +34,7 @@ from ..core.processes import LEAVE_S, alive
 from ..sampling.order import Task
 from ..transport.arena import TaskId
 from ..transport.messages import Kind
-from ..transport.slots import Bytes, Locker, SlotReader
+from ..transport.slots import Bytes, PageLocker, SlotReader
 from ..transport.task_queue import TaskQueue
 from . import health
 from .faults import exit_reason
@@ -63,7 +63,7 @@ class ProcessPool:
         context: Any,
         budget: Budget,
         arenas: list[SlotReader],
-        locker: Locker | None = None,
+        locker: PageLocker | None = None,
         later: bool = False,
     ) -> None:
         launcher = Launcher(context, spec)

@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 
 from ..core import processes
 from ..transport.arena import Arena
-from ..transport.messages import Outbox, Reader, Record
-from ..transport.slots import Locker, SlotReader
+from ..transport.messages import Message, Outbox, Reader
+from ..transport.slots import PageLocker, SlotReader
 from ..transport.task_queue import TaskQueue
 from .health import KILLED_S
 from .launch import Launcher
@@ -22,14 +22,14 @@ class ProcessTable:
     """Starts and removes processes; the pool decides when."""
 
     def __init__(
-        self, launcher: Launcher, queue: TaskQueue | None, arenas: list[SlotReader], locker: Locker | None
+        self, launcher: Launcher, queue: TaskQueue | None, arenas: list[SlotReader], locker: PageLocker | None
     ) -> None:
         self.launcher = launcher
         self.workers: list[WorkerHandle] = []  # by place
         self.processes: list[BaseProcess] = []  # all that have not been joined
         self.readers: list[SlotReader] = []  # memory of all workers there were
         self.free_readers: list[SlotReader] = []  # memory of workers that have left
-        self.ready: deque[Record] = deque()  # records that were read
+        self.ready: deque[Message] = deque()  # records that were read
         self.poll = select.poll()  # results, and the death of a worker
         self._queue = queue
         self._arenas = arenas

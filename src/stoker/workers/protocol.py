@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.types import Batch, Index, MapDataset
 from ..sampling.order import Task
-from ..sampling.shard import Place
+from ..sampling.shard import ShardStart
 from ..transport.arena import TaskId
 from ..transport.messages import Times
 from .faults.policy import Failure, OnError
 
 if TYPE_CHECKING:
-    from ..sampling.state import Part
+    from ..sampling.state import WorkerPart
 
 
-class Phase(enum.IntEnum):
+class TaskPhase(enum.IntEnum):
     """What a worker does with a task, as far as it says so."""
 
     BATCH = 0  # makes the batch
@@ -34,14 +34,14 @@ class WorkersUselessError(Exception):
 class Position(NamedTuple):
     """Where a worker is in its task."""
 
-    phase: Phase  # what it does with the task
+    phase: TaskPhase  # what it does with the task
     sample: int | None  # which sample of the task it loads; None: not known, or all at once
 
     @classmethod
     def decode(cls, word: int) -> Position:
         """Of the word in the worker's arena, which ``encode_position`` made."""
         sample = (word & 0xFFFFFFFF) - 1
-        return cls(Phase(word >> 32), sample if sample >= 0 else None)
+        return cls(TaskPhase(word >> 32), sample if sample >= 0 else None)
 
 
 def encode_position(phase: int, sample: int) -> int:
@@ -96,20 +96,24 @@ class WorkerSpec:
     # that load samples of a batch at once in a worker process; "auto": where it is safe and pays; None: none, but a
     # ``Staged`` decides for itself
     read_threads: int | str | None = None
-    parts: tuple[Part, ...] = ()  # by worker, where to go on in the middle of an epoch; empty: at its beginning
+    parts: tuple[WorkerPart, ...] = ()  # by worker, where to go on in the middle of an epoch; empty: at its beginning
     part_epochs: int = 0  # epochs of the workers' life before these, for task seeds
     batch_size: int | None = None  # samples in a task of an iterable dataset; None for one without batches
     # a worker sends a stateful dataset's state every ``tell`` of its tasks; 0: of map-style datasets only; -1: never
     tell: int = -1
     look: bool = False  # say whether the first task has moved the worker's random state
     shards: int = 0  # parts of an iterable dataset, where they are not one a worker, or not its own; else 0
-    places: tuple[Place, ...] = ()  # where each of these parts was begun, if they were dealt anew among the ranks
+    places: tuple[ShardStart, ...] = ()  # where each of these parts was begun, if they were dealt anew among the ranks
     ranks: tuple[int, int] = (0, 1)  # rank of the training process, and how many there are
     late: LateDataset | None = None  # what may come to be used in place of the dataset; None: nothing
 
-    def place(self, part: int) -> Place:
+    def place(self, part: int) -> ShardStart:
         """Where a part of an iterable dataset was begun. Of a map-style dataset parts are workers."""
-        return self.places[part] if self.places else Place(part, self.shards or self.num_workers, self.base_seed, None)
+        return (
+            self.places[part]
+            if self.places
+            else ShardStart(part, self.shards or self.num_workers, self.base_seed, None)
+        )
 
     @property
     def timed(self) -> bool:
@@ -174,7 +178,7 @@ class Result(Protocol):
 
 
 @dataclass(slots=True)
-class Made:
+class LocalBatch:
     """A batch made in this process, by a thread or by the consumer, until it is delivered."""
 
     worker: int

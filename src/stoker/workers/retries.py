@@ -14,7 +14,7 @@ from ..transport.arena import TaskId
 from .faults import exit_reason
 from .faults.policy import Failure, plain
 from .faults.sample_name import called
-from .protocol import Phase, RetryTask, WorkerSpec, WorkerStatus
+from .protocol import RetryTask, TaskPhase, WorkerSpec, WorkerStatus
 
 logger = logging.getLogger(__name__)
 MIN_DEATHS = 3  # with one task before a sample of it is blamed
@@ -70,7 +70,7 @@ class Retries:
         history.pids.append(dead.pid)
         history.last_death = exit_reason.why(dead.exitcode, dead.nbytes)
         sample = self.sample_at(dead, task.indices)
-        if dead.position.phase is Phase.PROBED:
+        if dead.position.phase is TaskPhase.PROBED:
             history.deaths_after_probe += 1
             if history.deaths_after_probe > 1:
                 del self._histories[task_id(task)]

@@ -36,7 +36,7 @@ REWATCH_S = 1.0  # then one now and then: an augmentation may begin in a later e
 REWATCH_SHARE = 200  # and so seldom that it costs half a per cent
 SIGHTINGS = 2  # tasks in which a generator has to move; in one of them the consumer may have drawn meanwhile
 T = TypeVar("T")
-Call = tuple[str, int, str]  # file, line and function of a call that may draw
+DrawingCall = tuple[str, int, str]  # file, line and function of a call that may draw
 _QUIET = ("seed", "getstate", "setstate")
 _DRAWS = frozenset(name for name in dir(_numpy) if not name.startswith("_") and "state" not in name)
 _TORCH: tuple[str, ...] = (
@@ -84,7 +84,7 @@ class GlobalRngUse:
         self.shared_drawn: str | None = None
         self.reported = False  # whether the user knows
         self._moved: Counter[str] = Counter()  # tasks in which a shared generator moved, by its path
-        self._places: defaultdict[Call, _Place] = defaultdict(_Place)
+        self._places: defaultdict[DrawingCall, _Place] = defaultdict(_Place)
         self._task = 0  # that are watched, so far
         self._watched: Counter[int] = Counter()  # tasks by worker
         self._next: dict[int, float] = {}  # by worker, when to watch again

@@ -17,7 +17,7 @@ from ..core.errors import StateError, WorkerDiedError, one_line
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.order import Task
-from ..sampling.shard import Place, here
+from ..sampling.shard import ShardStart, here
 from ..transport.messages import Times
 from .exceptions import Caught
 from .protocol import Pool, Result, WorkerSpec
@@ -46,7 +46,7 @@ class Shards:
         worker: int,
         dataset: Any,
         make: Callable[[int, Any], TaskRunner],
-        set_worker_info: Callable[[int, Place, Any], None],
+        set_worker_info: Callable[[int, ShardStart, Any], None],
         seed: Callable[[int, int], object] | None,
     ) -> None:
         mine = range(worker, spec.shards, spec.num_workers)

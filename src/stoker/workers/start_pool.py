@@ -8,7 +8,7 @@ from typing import Any
 from ..core.errors import BudgetError
 from ..core.options import Budget
 from ..core.warn import warn_user
-from ..transport.slots import Locker, SlotReader
+from ..transport.slots import PageLocker, SlotReader
 from .launch import SHORTAGES
 from .process_pool import ProcessPool
 from .protocol import WorkerSpec
@@ -19,7 +19,7 @@ def start(
     context: Any,
     budget: Budget,
     arenas: list[SlotReader],
-    locker: Locker | None,
+    locker: PageLocker | None,
     parts: int = 0,
     later: bool = False,
 ) -> tuple[ProcessPool, WorkerSpec]:

@@ -1,8 +1,8 @@
 """Worker threads: one dataset in memory, nothing pickled, no process started, batches handed over as they are.
 
 1. consumer, ``submit``: appends a task to a ``_TaskQueue``: that of the worker, or that of all where tasks are shared.
-2. worker thread, ``_Worker``: waits for a task, makes the batch in a slot, and puts a ``Made`` into the pool's queue of
-   results.
+2. worker thread, ``_ThreadWorker``: waits for a task, makes the batch in a slot, and puts a ``LocalBatch`` into the
+   pool's queue of results.
 3. consumer, ``receive``: takes it, or raises what ended a worker.
 
 Threads follow torch's convention for thread workers: ``get_worker_info()`` is right in each, with ``worker_method ==
@@ -30,14 +30,14 @@ from ..core.types import Batch
 from ..sampling import seeding
 from ..sampling.generators import Found, find_generators, own_copies
 from ..sampling.order import Task
-from ..sampling.shard import Place
+from ..sampling.shard import ShardStart
 from ..sampling.stateful import is_stateful
-from ..transport.slots import Locker
+from ..transport.slots import PageLocker
 from ..transport.thread_slots import HeapWriter
 from . import native_threads
 from .collate import SlotCollate, sample_size
 from .exceptions import Caught
-from .protocol import Made, WorkerReply, WorkerSpec
+from .protocol import LocalBatch, WorkerReply, WorkerSpec
 from .rng_watch import GlobalRngUse
 from .task_runner import TaskRunner
 
@@ -110,7 +110,7 @@ def _set_worker_info(worker: int, workers: int, seed: int, dataset: Any, rng: se
     )
 
 
-class _Worker(threading.Thread):
+class _ThreadWorker(threading.Thread):
     """One worker thread."""
 
     def __init__(self, pool: ThreadPool, id_: int, queue: _TaskQueue, dataset: Any, writer: HeapWriter) -> None:
@@ -182,7 +182,7 @@ class _Worker(threading.Thread):
             rng = own[shard]
             return TaskRunner(spec, shard, dataset, collate, "thread", rng.seed_task, rng.state)
 
-        def set_part_info(part: int, place: Place, dataset: Any) -> None:
+        def set_part_info(part: int, place: ShardStart, dataset: Any) -> None:
             _set_worker_info(place.worker, place.workers, place.base_seed + place.worker, dataset, own[part])
 
         return Shards(spec, self.id, self._dataset, shard_of, set_part_info, seed=None)
@@ -215,7 +215,7 @@ class _Worker(threading.Thread):
         # A batch that is in no slot is measured: each one where one too large is an error, else now and then.
         if not nbytes and (pool.strict or task.number % MEASURED_EVERY == 0):
             nbytes = _size_of(data.data if type(data) is WorkerReply else data)
-        pool.results.put(Made(self.id, task.epoch, task.number, runner.exhausted, times, nbytes or 1, data))
+        pool.results.put(LocalBatch(self.id, task.epoch, task.number, runner.exhausted, times, nbytes or 1, data))
         self.task = None
 
 
@@ -232,15 +232,15 @@ class ThreadPool:
         budget: Budget,
         rng_use: GlobalRngUse,
         heaps: list[HeapWriter],
-        locker: Locker | None = None,
+        locker: PageLocker | None = None,
     ) -> None:
         _patch_get_worker_info()
 
         self.spec = spec
         self.count = spec.num_workers
         self.strict = budget.strict
-        self.results: queue.SimpleQueue[Made | _Died] = queue.SimpleQueue()
-        self.processes: list[_Worker] = []  # named as in torch's iterator
+        self.results: queue.SimpleQueue[LocalBatch | _Died] = queue.SimpleQueue()
+        self.processes: list[_ThreadWorker] = []  # named as in torch's iterator
         self.closed = False
         self.finishing = False
         self.epoch = 0
@@ -293,7 +293,7 @@ class ThreadPool:
                 ) from e
         writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
         writer.locker = self._locker
-        worker = _Worker(self, id_, self._shared if spec.shared else _TaskQueue(), dataset, writer)
+        worker = _ThreadWorker(self, id_, self._shared if spec.shared else _TaskQueue(), dataset, writer)
         self.processes.append(worker)
         worker.start()
 
@@ -331,7 +331,7 @@ class ThreadPool:
         for w in self.processes:
             w.queue.wake()
 
-    def receive(self, timeout: float | None, worker: int | None = None) -> Made | None:
+    def receive(self, timeout: float | None, worker: int | None = None) -> LocalBatch | None:
         try:
             item = self.results.get(timeout=timeout)
         except queue.Empty:

@@ -12,7 +12,7 @@ from ..core.types import Batch
 from ..transport.arena import TaskId
 from ..transport.codec import decode
 from ..transport.mapping import Memory
-from ..transport.messages import Kind, Outbox, Reader, Record
+from ..transport.messages import Kind, Message, Outbox, Reader
 from ..transport.slots import Bytes, SlotReader
 
 LeaseOrCopy: TypeAlias = Callable[[SlotReader, int, int], Bytes]
@@ -24,7 +24,7 @@ class Received:
 
     __slots__ = ("_lease", "_reader", "_record", "ended", "epoch", "nbytes", "task", "times", "worker")
 
-    def __init__(self, lease: LeaseOrCopy, r: Record, reader: SlotReader) -> None:
+    def __init__(self, lease: LeaseOrCopy, r: Message, reader: SlotReader) -> None:
         self._lease = lease
         self._record = r
         self._reader = reader

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import stoker
 from stoker.core.errors import StateError, StokerError
 from stoker.staging.store import folder
-from stoker.staging.store.head import Head
+from stoker.staging.store.head import StoreHead
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 relaxed = settings(
@@ -133,7 +133,7 @@ def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, h
     if head == "gone":
         (found / "head.npy").unlink()
     else:
-        np.lib.format.open_memmap(found / "head.npy", mode="r+")[vars(Head)[head].index] = 0
+        np.lib.format.open_memmap(found / "head.npy", mode="r+")[vars(StoreHead)[head].index] = 0
     place = np.lib.format.open_memmap(found / "place.npy", mode="r+")
     place[::2] = 0  # to be let in anew
     staged = opened()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .loader_stats import Found, LoaderStats
+from .loader_stats import LoaderStats, RuleFinding
 
 MIN_PAGEABLE = 0.05  # of the loop
 BUS = 12e9  # bytes/s, of page-locked memory over PCIe 3.0 x16: what a copy would still take
@@ -15,7 +15,7 @@ MAX_PINNED = 0.3  # of the memory that is granted
 MIN_AVAILABLE = 0.1  # of it, when it was scarcest
 
 
-def pageable_transfer(stats: LoaderStats) -> Found | None:
+def pageable_transfer(stats: LoaderStats) -> RuleFinding | None:
     """Batches are copied to the device from memory that is not page-locked: the driver copies them once more on the
     host, and the call waits for that (CUDA C++ Best Practices Guide, "Pinned Memory")."""
     found, part = stats.crossings("pageable")
@@ -24,7 +24,7 @@ def pageable_transfer(stats: LoaderStats) -> Found | None:
     device, pinned = stats.loader.device, stats.loader.settings.pin_memory
     left = min(part, found.bytes / BUS / device.seconds)
     advice = "give the batch's type a pin_memory() method" if pinned else "pin_memory=True"
-    return Found(
+    return RuleFinding(
         part,
         {"line": found.line, "ms_per_step": found.seconds / device.steps * 1e3},
         f"copies to the device at {found.line} take {part:.0%} of the loop, because their memory is not page-locked: "
@@ -34,7 +34,7 @@ def pageable_transfer(stats: LoaderStats) -> Found | None:
     )
 
 
-def sync_transfer(stats: LoaderStats) -> Found | None:
+def sync_transfer(stats: LoaderStats) -> RuleFinding | None:
     """Each step waits for the device (``.item()``, ``.to()`` of page-locked memory without ``non_blocking``), which is
     then idle until the host has launched more. Without that the loop would be as fast as the host or the device, so no
     more is won than the host waits, nor than the device idles."""
@@ -50,7 +50,7 @@ def sync_transfer(stats: LoaderStats) -> Found | None:
     if found is None or found.calls < MOST_STEPS * steps:
         return None
     advice = "non_blocking=True" if found is copies else "keep it on the device, and read it every hundredth step"
-    return Found(
+    return RuleFinding(
         share,
         {"line": found.line, "calls_per_step": found.calls / steps, "blocked_share": waiting + copying},
         f"each step waits for the device at {found.line}, and the device idles {stats.idle:.0%} of the time with its "
@@ -59,7 +59,7 @@ def sync_transfer(stats: LoaderStats) -> Found | None:
     )
 
 
-def batch_too_small(stats: LoaderStats) -> Found | None:
+def batch_too_small(stats: LoaderStats) -> RuleFinding | None:
     """The host cannot launch work as fast as the device does it: many small kernels, each of which costs a launch."""
     idle = stats.idle
     if idle is None or idle < MIN_IDLE_BY_LAUNCHES or sync_transfer(stats) is not None:
@@ -68,7 +68,7 @@ def batch_too_small(stats: LoaderStats) -> Found | None:
     if not LAUNCHES[0] <= used <= LAUNCHES[1] or not 0 < stats.step < SHORT_STEP_S:
         return None
     size = stats.loader.settings.batch_size
-    return Found(
+    return RuleFinding(
         idle,
         {"step_cpu_share": used, "step_ms": stats.step * 1e3},
         f"steps of {stats.step * 1e3:.3g} ms keep a core busy with launches and leave the device idle {idle:.0%} of "
@@ -77,21 +77,21 @@ def batch_too_small(stats: LoaderStats) -> Found | None:
     )
 
 
-def pin_memory_wasted(stats: LoaderStats) -> Found | None:
+def pin_memory_wasted(stats: LoaderStats) -> RuleFinding | None:
     """Batches are copied to page-locked memory, and there is no accelerator."""
     if not stats.loader.settings.pin_memory or stats.cuda or stats.gpus:
         return None
-    return Found(0.0, {}, "pin_memory=False: there is no accelerator", change={"pin_memory": False})
+    return RuleFinding(0.0, {}, "pin_memory=False: there is no accelerator", change={"pin_memory": False})
 
 
-def pin_memory_exhausts_ram(stats: LoaderStats) -> Found | None:
+def pin_memory_exhausts_ram(stats: LoaderStats) -> RuleFinding | None:
     """Page-locked memory cannot be swapped or reclaimed, and torch's allocator rounds each block up and keeps it."""
     pinned, available = stats.loader.device.pinned_bytes, stats.around.memory_available_min
     if not stats.loader.settings.pin_memory or not stats.memory or available is None:
         return None
     if pinned < MAX_PINNED * stats.memory or available > MIN_AVAILABLE * stats.memory:
         return None
-    return Found(
+    return RuleFinding(
         0.0,
         {"pinned_bytes": pinned, "memory_bytes": stats.memory, "memory_available_min": available},
         f"{pinned >> 20:,} MB are page-locked, and {available >> 20:,} MB were left: use fewer workers or a smaller "

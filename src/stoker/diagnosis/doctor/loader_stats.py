@@ -19,7 +19,7 @@ MIN_STACKS = 30  # stack samples; fewer say nothing of a tenth
 MIN_BATCHES = 5  # of an epoch that counts
 
 
-class Found(Struct, frozen=True):
+class RuleFinding(Struct, frozen=True):
     """What a rule found; ``schema.Finding`` has the same fields, and the rule's name."""
 
     share: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..report.schema import Spread
-from .loader_stats import RARE, Found, LoaderStats
+from .loader_stats import RARE, LoaderStats, RuleFinding
 from .model import period
 
 MIN_UNEXPLAINED = 0.25  # of the loop
@@ -18,7 +18,7 @@ MIN_LONG_STEPS = 2
 MIN_LONG_STEP_TIME = 0.15  # of the loop
 
 
-def slow_transport(stats: LoaderStats) -> Found | None:
+def slow_transport(stats: LoaderStats) -> RuleFinding | None:
     """Batches are made in time and arrive late, or most of making them is getting memory for them."""
     service, busy, now = stats.service, stats.busy, stats.loop
     if not stats.starved or not stats.workers or service is None or busy is None:
@@ -28,7 +28,7 @@ def slow_transport(stats: LoaderStats) -> Found | None:
     if allocates_each_batch(stats):
         part = stats.stage_share(stats.loader.stages.collate.self_s)
         best = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)
-        return Found(
+        return RuleFinding(
             stats.share * part,
             {"collate_share_of_a_task": part, "kernel_share_of_cpu": stats.kernel_share},
             "each batch gets new shared memory, which the kernel clears page by page: stoker run --apply, which uses "
@@ -40,7 +40,7 @@ def slow_transport(stats: LoaderStats) -> Found | None:
     often = stats.loader.waits.median_s >= MIN_UNEXPLAINED * now  # waits that come now and then have another cause
     if busy > IDLE_FOR_TRANSPORT or unexplained < MIN_UNEXPLAINED or not often or stats.code_shares("fetch", ran=False):
         return None
-    return Found(
+    return RuleFinding(
         unexplained,
         {"worker_busy_share": busy, "unexplained_share": unexplained, "worker_ms_per_batch": service * 1e3},
         "workers finish batches in time, and the batches arrive late: stoker run --apply, which copies less",
@@ -57,7 +57,7 @@ def allocates_each_batch(stats: LoaderStats) -> bool:
     return torchs >= MIN_COLLATE and stats.kernel_share >= MIN_KERNEL
 
 
-def prefetch_too_small(stats: LoaderStats) -> Found | None:
+def prefetch_too_small(stats: LoaderStats) -> RuleFinding | None:
     """Workers idle while the loop waits, because too few batches are made ahead of an uneven loop."""
     depth, busy = stats.loader.settings.prefetch_factor, stats.busy
     if not stats.starved or not stats.workers or busy is None or busy > IDLE_FOR_PREFETCH:
@@ -72,7 +72,7 @@ def prefetch_too_small(stats: LoaderStats) -> Found | None:
     if uneven < UNEVEN or best > 0.9 * now or tasks.slow_share > 0.3:
         return None
     deeper = max(8, 4 * depth)
-    return Found(
+    return RuleFinding(
         1 - best / now,
         {"worker_busy_share": busy, "p95_over_median": uneven},
         f"prefetch_factor={deeper} (now {depth}): the loop is uneven, and workers idle in its long steps",
@@ -85,7 +85,7 @@ def _uneven(durations: Spread) -> float:
     return durations.p95_s / durations.median_s if durations.median_s else 0.0
 
 
-def checkpoint_or_logging(stats: LoaderStats) -> Found | None:
+def checkpoint_or_logging(stats: LoaderStats) -> RuleFinding | None:
     """Now and then the loop itself takes many times a usual step; the loader has no part in it."""
     steps = stats.loader.steps
     if not MIN_LONG_STEPS <= steps.slow_count <= steps.count * RARE:
@@ -95,7 +95,7 @@ def checkpoint_or_logging(stats: LoaderStats) -> Found | None:
         share = min(share, stats.idle)
     if share * stats.weight < MIN_LONG_STEP_TIME:
         return None
-    return Found(
+    return RuleFinding(
         share,
         {"median_step_ms": steps.median_s * 1e3, "share_of_steps": steps.slow_share},
         f"{steps.slow_count} of {steps.count} steps take over 3 times the median (a checkpoint, a log, an "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from .loader_stats import Found, LoaderStats
+from .loader_stats import LoaderStats, RuleFinding
 
 STALLED = 0.1  # of the worst ten seconds
 SWAPPED = 256 << 20  # bytes
@@ -15,21 +15,21 @@ STEADY = 0.7  # of the steps between two points go up
 SHM_LEFT = 32 << 20  # bytes
 
 
-def memory_pressure(stats: LoaderStats) -> Found | None:
+def memory_pressure(stats: LoaderStats) -> RuleFinding | None:
     """The machine swaps, or tasks stall for want of memory (PSI, the kernel's accounting/psi.rst)."""
     share, swapped = stats.stalled, stats.around.swapped
     seen = [f"tasks waited for it in {share:.0%} of ten seconds"] if share >= STALLED else []
     seen += [f"{swapped >> 20:,} MB were swapped"] if swapped >= SWAPPED else []
     if not seen:
         return None
-    return Found(
+    return RuleFinding(
         share * stats.weight,
         {"stalled_share": share, "swapped_bytes": swapped},
         f"memory is short, {' and '.join(seen)}: use fewer workers, smaller batches, or a dataset that fits",
     )
 
 
-def worker_memory_growth(stats: LoaderStats) -> Found | None:
+def worker_memory_growth(stats: LoaderStats) -> RuleFinding | None:
     """The private memory of the workers grows as long as they live."""
     lives = [points[1:] for points in stats.loader.memory.own if len(points) > MIN_POINTS]
     growing = [points for points in lives if _grows(points)]
@@ -40,7 +40,7 @@ def worker_memory_growth(stats: LoaderStats) -> Found | None:
         return None
     seconds = sum(points[-1][0] - points[0][0] for points in growing) / len(growing)
     rate = (last - first) / max(1e-9, seconds)
-    return Found(
+    return RuleFinding(
         0.0,
         {"bytes_at_first": first, "bytes_at_last": last, "bytes_per_s": rate, "seconds": seconds},
         f"a worker grows by {rate / 1e6:.3g} MB/s as long as it lives: the dataset keeps something (a cache, a list), "
@@ -53,12 +53,12 @@ def _grows(points: list[list[float]]) -> bool:
     return points[-1][1] >= GROWTH * points[0][1] and up >= STEADY
 
 
-def shm_too_small(stats: LoaderStats) -> Found | None:
+def shm_too_small(stats: LoaderStats) -> RuleFinding | None:
     """torch's workers send batches through ``/dev/shm``, and it is nearly full."""
     free = stats.around.shm_free_min
     if free is None or free >= SHM_LEFT or not stats.workers or stats.loader.settings.engine != "torch":
         return None
-    return Found(
+    return RuleFinding(
         0.0,
         {"shm_free_min": free},
         f"/dev/shm had {free >> 20} MB left: docker run --shm-size=1g, or stoker.DataLoader, which does not use it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .loader_stats import MIN_BATCHES, Found, LoaderStats
+from .loader_stats import MIN_BATCHES, LoaderStats, RuleFinding
 from .loop import MIN_COLLATE, allocates_each_batch
 from .model import without
 
@@ -15,7 +15,7 @@ DELAYED = 0.4  # of a worker's life, without a core
 MIN_REPEATED = 1.1  # speed-up of later epochs, if making samples again cost nothing
 
 
-def slow_decode(stats: LoaderStats) -> Found | None:
+def slow_decode(stats: LoaderStats) -> RuleFinding | None:
     """Workers spend their time turning bytes into arrays."""
     if not stats.bottleneck:
         return None
@@ -24,7 +24,7 @@ def slow_decode(stats: LoaderStats) -> Found | None:
     if part < MIN_CODE:
         return None
     name = max(shares, key=lambda decoder: shares[decoder])
-    return Found(
+    return RuleFinding(
         stats.share * part * stats.explained_by_code,
         {"decoder": name, "share_of_a_task": part, "looks": stats.loader.looks},
         f"{name} takes {part:.0%} of a worker's time: decode once and keep the result, or decode at a smaller size",
@@ -32,7 +32,7 @@ def slow_decode(stats: LoaderStats) -> Found | None:
     )
 
 
-def slow_transform(stats: LoaderStats) -> Found | None:
+def slow_transform(stats: LoaderStats) -> RuleFinding | None:
     """One transform, or one line of ``__getitem__``, is most of what a worker does."""
     if not stats.bottleneck:
         return None
@@ -41,7 +41,7 @@ def slow_transform(stats: LoaderStats) -> Found | None:
     part = shares.get(name, 0.0)
     if part < MIN_CODE:
         return None
-    return Found(
+    return RuleFinding(
         stats.share * part * stats.explained_by_code,
         {"transform": name, "share_of_a_task": part, "looks": stats.loader.looks},
         f"{name} takes {part:.0%} of a worker's time: do it once and keep the result, or do it on whole batches",
@@ -49,7 +49,7 @@ def slow_transform(stats: LoaderStats) -> Found | None:
     )
 
 
-def slow_collate(stats: LoaderStats) -> Found | None:
+def slow_collate(stats: LoaderStats) -> RuleFinding | None:
     """Putting samples together costs more than making them."""
     part = stats.stage_share(stats.loader.stages.collate.self_s)
     if not stats.bottleneck or part < MIN_COLLATE or allocates_each_batch(stats):
@@ -57,7 +57,7 @@ def slow_collate(stats: LoaderStats) -> Found | None:
     shares = stats.code_shares("collate")
     line = max(shares, key=lambda code: shares[code], default="")
     most = f", {shares[line]:.0%} in {line}" if line else ""
-    return Found(
+    return RuleFinding(
         stats.share * part * stats.explained_by_code,
         {"share_of_a_task": part, "collate_ms_per_batch": part * (stats.service or 0.0) * 1e3, "line": line},
         f"collate_fn takes {part:.0%} of a worker's time{most}: do what is the same in every epoch once, before the "
@@ -66,7 +66,7 @@ def slow_collate(stats: LoaderStats) -> Found | None:
     )
 
 
-def stragglers(stats: LoaderStats) -> Found | None:
+def stragglers(stats: LoaderStats) -> RuleFinding | None:
     """A few samples take many times as long as the others, and the loop waits for them."""
     loader = stats.loader
     tasks, waits = loader.tasks, loader.waits
@@ -82,7 +82,7 @@ def stragglers(stats: LoaderStats) -> Found | None:
     worst = sorted(tasks.slow_samples, key=lambda index: -tasks.slow_samples[index])[:5]
     names = f"; seen in them: samples {', '.join(worst)}" if worst else ""
     share = stats.share * waits.slow_share
-    return Found(
+    return RuleFinding(
         share,
         {"share_of_task_time": tasks.slow_share, "samples": worst},
         f"{tasks.slow_count} of {tasks.count} tasks take over 3 times the median{names}: fix or split those samples, "
@@ -91,7 +91,7 @@ def stragglers(stats: LoaderStats) -> Found | None:
     )
 
 
-def cacheable_prefix(stats: LoaderStats) -> Found | None:
+def cacheable_prefix(stats: LoaderStats) -> RuleFinding | None:
     """A remedy, not a cause: what is the same in every epoch could be cached instead of made again. ``stoker run``
     calls nothing of the dataset to find that out. So it says how much of the loop goes into making samples again, and
     predicts no gain: how much of a sample is the same is not known."""
@@ -105,7 +105,7 @@ def cacheable_prefix(stats: LoaderStats) -> Found | None:
     if not fetch or then is None or now is None or then < MIN_REPEATED * now:
         return None
     most = then / now  # the loop takes longer than what is known of it explains, with a cache, too
-    return Found(
+    return RuleFinding(
         1 - 1 / most,
         {"epochs": epochs, "share_of_a_task": fetch, "later_epochs_at_most": round(most, 2)},
         f"{fetch:.0%} of making batches is making samples, again in each of {epochs} epochs: stoker run --apply tries "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .loader_stats import MIN_BATCHES, Found, LoaderStats
+from .loader_stats import MIN_BATCHES, LoaderStats, RuleFinding
 from .model import without
 
 MIN_WAITING = 0.3  # of the time in which the worker had a core, or wanted none
@@ -14,7 +14,7 @@ MIN_SLEPT = 0.25  # of what the first epoch lost, in workers that sleep; the res
 MIN_STORED = 16 << 20  # bytes read from storage
 
 
-def slow_storage(stats: LoaderStats) -> Found | None:
+def slow_storage(stats: LoaderStats) -> RuleFinding | None:
     """Workers wait while cores are idle: for a disk, a network, or another process' lock."""
     if not stats.bottleneck or stats.loader.settings.worker_method == "thread":
         return None  # a thread that waits may wait for the interpreter's lock
@@ -29,7 +29,7 @@ def slow_storage(stats: LoaderStats) -> Found | None:
     more = "a stream divided among more workers" if stats.repeats else "use more workers"
     can = not stats.loader.settings.no_workers
     remedy = f"{more}, which wait at the same time, or a local copy" if can else "a local copy"
-    return Found(
+    return RuleFinding(
         stats.share * part * stats.explained_by_code,
         {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
         f"workers wait {part:.0%} of a task's time at {line}: {remedy}",
@@ -37,7 +37,7 @@ def slow_storage(stats: LoaderStats) -> Found | None:
     )
 
 
-def cold_cache(stats: LoaderStats) -> Found | None:
+def cold_cache(stats: LoaderStats) -> RuleFinding | None:
     """The first epoch reads from storage, the others from memory."""
     loader = stats.loader
     epochs = [e for e in loader.by_epoch if e.batches >= MIN_BATCHES]
@@ -52,7 +52,7 @@ def cold_cache(stats: LoaderStats) -> Found | None:
     # A first epoch may be slow for other reasons; while a disk reads, its workers sleep.
     if share * stats.weight < MIN_LOST or _slept_s(stats) < MIN_SLEPT * lost_s:
         return None
-    return Found(
+    return RuleFinding(
         share,
         {"first_epoch_wait_ms": first * 1e3, "later_wait_ms": later * 1e3, "stored_bytes": loader.kernel.stored},
         "only the first epoch waits, for storage: nothing to do over many epochs; else read the files once before",

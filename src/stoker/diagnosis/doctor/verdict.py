@@ -9,9 +9,9 @@ import msgspec
 
 from ..report.schema import Around, Finding, LoaderReport
 from . import device, loop, memory, sample_code, storage, workers
-from .loader_stats import MIN_BATCHES, STARVED, Found, LoaderStats, filling_epochs, later_epochs
+from .loader_stats import MIN_BATCHES, STARVED, LoaderStats, RuleFinding, filling_epochs, later_epochs
 
-RULES: tuple[Callable[[LoaderStats], Found | None], ...] = (
+RULES: tuple[Callable[[LoaderStats], RuleFinding | None], ...] = (
     workers.main_process_loading,
     workers.too_few_workers,
     workers.too_many_workers,
@@ -101,7 +101,7 @@ def _findings(stats: LoaderStats) -> list[Finding]:
     ]
 
 
-def _by_hand(f: Found, why: str) -> Found:
+def _by_hand(f: RuleFinding, why: str) -> RuleFinding:
     """The same without a change of the number of workers, where that would change what the script gets."""
     if "num_workers" not in f.change:
         return f

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.types import JsonObject
-from .loader_stats import Found, LoaderStats
+from .loader_stats import LoaderStats, RuleFinding
 from .model import period, speedup
 
 HANDOVER_PAYS = 1.05  # predicted speed-up from which on workers are advised
@@ -25,7 +25,7 @@ ONE_HELPER_CORE = (0.5, 1.2)  # the same for a dataset's own threads, beside the
 FULL = 0.8  # of the cores, that the loop and its workers use, or wait for
 
 
-def main_process_loading(stats: LoaderStats) -> Found | None:
+def main_process_loading(stats: LoaderStats) -> RuleFinding | None:
     """With ``num_workers=0`` loading and training take turns in one process."""
     chosen = stats.loader.settings.auto  # by num_workers="auto", which has tried workers
     if not stats.starved or stats.workers or chosen or gil_bound(stats):
@@ -35,12 +35,12 @@ def main_process_loading(stats: LoaderStats) -> Found | None:
         return None  # so little work a sample that handing it over costs as much
     cannot = stats.loader.settings.no_workers
     if cannot:
-        return Found(
+        return RuleFinding(
             stats.share,
             {"wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
             f"loading and training take turns in one process, which has to load itself: {cannot}",
         )
-    return Found(
+    return RuleFinding(
         stats.share,
         {"wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
         f"load in worker processes: num_workers={stats.cores}",
@@ -49,7 +49,7 @@ def main_process_loading(stats: LoaderStats) -> Found | None:
     )
 
 
-def too_few_workers(stats: LoaderStats) -> Found | None:
+def too_few_workers(stats: LoaderStats) -> RuleFinding | None:
     """The workers are busy all the time, and cores are idle."""
     workers, service = stats.workers, stats.service
     if not stats.starved or not workers or service is None or workers >= stats.cores:
@@ -57,7 +57,7 @@ def too_few_workers(stats: LoaderStats) -> Found | None:
     busy = service / workers / stats.loop
     if busy < ALWAYS_BUSY or gil_bound(stats):
         return None
-    return Found(
+    return RuleFinding(
         stats.share,
         {"worker_busy_share": min(1.0, busy), "worker_ms_per_batch": service * 1e3},
         f"num_workers={stats.cores} (now {workers})",
@@ -66,13 +66,13 @@ def too_few_workers(stats: LoaderStats) -> Found | None:
     )
 
 
-def too_many_workers(stats: LoaderStats) -> Found | None:
+def too_many_workers(stats: LoaderStats) -> RuleFinding | None:
     """More workers than cores, and all compute: they wait for each other, take longer to start and use more memory."""
     if stats.workers < PER_CORE * stats.cores or stats.delayed < CROWDED or stats.waits > CROWDED:
         return None
     extra = 1 - stats.cores / stats.workers
     startup = stats.startup / stats.total * extra if stats.total else 0.0
-    return Found(
+    return RuleFinding(
         max(startup, stats.share * stats.delayed * extra),
         {"delayed_share": stats.delayed, "startup_s": stats.startup},
         f"num_workers={stats.cores} (now {stats.workers}): the workers compute, and {stats.delayed:.0%} of their time "
@@ -82,14 +82,14 @@ def too_many_workers(stats: LoaderStats) -> Found | None:
     )
 
 
-def too_few_cores(stats: LoaderStats) -> Found | None:
+def too_few_cores(stats: LoaderStats) -> RuleFinding | None:
     """Making the samples takes all the cores that are granted. Asked last, of a loader without another cause."""
     if not stats.starved or not stats.loader.stages.worker.cpu_s or stats.total <= 0:
         return None
     wanted = cores_wanted(stats)
     if wanted < FULL * stats.cores:
         return None
-    return Found(
+    return RuleFinding(
         stats.share,
         {"cores_wanted": wanted, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
         f"the loop and its workers want {wanted:.1f} of {stats.cores} cores, and no part of a sample stands out: "
@@ -108,7 +108,7 @@ def cores_wanted(stats: LoaderStats) -> float:
     return (cpu_s(stats) + stats.loader.kernel.delay_ns / 1e9 + stats.loader.stages.consumer.cpu_s) / stats.total
 
 
-def worker_startup(stats: LoaderStats) -> Found | None:
+def worker_startup(stats: LoaderStats) -> RuleFinding | None:
     """Each epoch begins with a pause while workers start."""
     epochs = stats.loader.epochs
     if epochs < 2 or not stats.workers or stats.total <= 0:
@@ -118,7 +118,7 @@ def worker_startup(stats: LoaderStats) -> Found | None:
     for starts, total_s, fix, change in _fewer_starts(stats):
         share = pause * starts / total_s
         if share * stats.weight >= MIN_STARTUP:
-            return Found(
+            return RuleFinding(
                 share,
                 {"pause_s": pause, "epochs": epochs},
                 f"each epoch begins with a pause of {pause * 1e3:,.0f} ms while workers start: {fix}",
@@ -143,7 +143,7 @@ def _fewer_starts(stats: LoaderStats) -> Iterator[tuple[int, float, str, JsonObj
         yield (epochs - loader.at_once, stats.total, fix, {})
 
 
-def thread_oversubscription(stats: LoaderStats) -> Found | None:
+def thread_oversubscription(stats: LoaderStats) -> RuleFinding | None:
     """Native threads (OpenMP, BLAS, OpenCV) of several workers compete for the same cores."""
     kernel, worked = stats.loader.kernel, stats.worked
     if not stats.starved or stats.workers < 2 or not worked or not kernel.seconds:
@@ -156,20 +156,20 @@ def thread_oversubscription(stats: LoaderStats) -> Found | None:
         return None
     if worked < AT_WORK * kernel.seconds:
         return None  # a worker hardly works, so what else its process does is not the work of its tasks' threads
-    return Found(
+    return RuleFinding(
         stats.share,  # it slows all that the workers do
         {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed},
         "one native thread a worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which caps them",
     )
 
 
-def gil_bound(stats: LoaderStats) -> Found | None:
+def gil_bound(stats: LoaderStats) -> RuleFinding | None:
     """Threads that compute in Python take turns at the interpreter's lock: worker threads, or a dataset's own pool.
     Threads that take turns use one core together, however many they are."""
     return _gil_bound_workers(stats) or _gil_bound_helpers(stats)
 
 
-def _gil_bound_workers(stats: LoaderStats) -> Found | None:
+def _gil_bound_workers(stats: LoaderStats) -> RuleFinding | None:
     busy = stats.busy
     if stats.loader.settings.worker_method != "thread" or not stats.starved or busy is None:
         return None
@@ -177,7 +177,7 @@ def _gil_bound_workers(stats: LoaderStats) -> Found | None:
     if stats.workers < 2 or stats.cores < 2 or busy < 0.6 or not ONE_CORE[0] < used < ONE_CORE[1]:
         return None
     best = max(stats.step, (stats.cpu + stats.step_cpu) / stats.cores)
-    return Found(
+    return RuleFinding(
         stats.share * (1 - 1 / min(stats.workers, stats.cores)),
         {"cores_used": used},
         f"{stats.workers} threads use {used:.1f} cores together, because they compute in Python: "
@@ -187,7 +187,7 @@ def _gil_bound_workers(stats: LoaderStats) -> Found | None:
     )
 
 
-def _gil_bound_helpers(stats: LoaderStats) -> Found | None:
+def _gil_bound_helpers(stats: LoaderStats) -> RuleFinding | None:
     """The fetching thread waits for other threads of its process, and they use one core together."""
     service, used = stats.service, stats.helper_cores
     if not stats.bottleneck or service is None or stats.cores < 2 or stats.waits < 0.5:
@@ -195,7 +195,7 @@ def _gil_bound_helpers(stats: LoaderStats) -> Found | None:
     if not ONE_HELPER_CORE[0] <= used <= ONE_HELPER_CORE[1]:
         return None
     more = stats.workers < stats.cores and not stats.loader.settings.no_workers
-    return Found(
+    return RuleFinding(
         stats.share,
         {"cores_used": used, "fetching_thread_waits": stats.waits},
         f"threads of the dataset's own use {used:.1f} cores together, as threads do that compute in Python: "

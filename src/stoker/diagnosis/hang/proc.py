@@ -17,7 +17,7 @@ from typing import NamedTuple
 ACCEPTS = 1 << 16  # a flag of a socket in /proc/net/unix: __SO_ACCEPTCON of linux/net.h
 
 
-class Call(NamedTuple):
+class SystemCall(NamedTuple):
     """The system call in which a thread waits."""
 
     number: int  # of the call, by architecture
@@ -35,7 +35,7 @@ class Thread:
     state: str
     cpu_ns: int  # processor time used
     switches: int  # how often it has given up a core
-    call: Call | None  # None: it is in none, or that may not be read
+    call: SystemCall | None  # None: it is in none, or that may not be read
     where: str  # the kernel's function in which it sleeps; "": not known
 
 
@@ -249,7 +249,7 @@ def _read_thread(root: Path, tid: int) -> Thread | None:
     call = None
     if len(words) == 9:
         numbers = [int(word, 0) for word in words]
-        call = Call(numbers[0], tuple(numbers[1:7]), numbers[7], numbers[8])
+        call = SystemCall(numbers[0], tuple(numbers[1:7]), numbers[7], numbers[8])
     where = _read(root / "wchan").strip("\0\n")
     cpu_ns = int(spent[0]) if spent else (int(fields[11]) + int(fields[12])) * 10_000_000
     return Thread(tid, fields[0], cpu_ns, switches, call, "" if where == "0" else where)

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from . import proc
-from .proc import Call, Process, Thread
+from .proc import Process, SystemCall, Thread
 
 CALLS = {  # numbers of system calls, asm/unistd_64.h and asm-generic/unistd.h
     "x86_64": {
@@ -160,7 +160,7 @@ def _by_function(where: str) -> Wait:
     return Wait(kind, text)
 
 
-def _lock(pid: int, call: Call | None) -> Wait:
+def _lock(pid: int, call: SystemCall | None) -> Wait:
     if call is None:
         return Wait("lock", "waits for a lock")
     address, op, value, limit = call.args[:4]
@@ -179,7 +179,7 @@ def _lock(pid: int, call: Call | None) -> Wait:
     return Wait("lock", text, not limit, left_s, private=private, holder=holder, library=library)
 
 
-def _library(pid: int, call: Call) -> str:
+def _library(pid: int, call: SystemCall) -> str:
     """The library with threads of its own that made the call, or called what made it; "" where it was Python.
     Words on the stack that are addresses of code are taken for callers."""
     mappings = proc.code(pid)
@@ -198,7 +198,7 @@ def _sleep(left_s: float | None) -> Wait:
     return Wait("sleep", "sleeps" if left_s is None else f"sleeps for another {left_s:,.0f} s", left_s=left_s)
 
 
-def _time_left(pid: int, name: str, call: Call) -> float | None:
+def _time_left(pid: int, name: str, call: SystemCall) -> float | None:
     if name == "sleep":
         return _timespec(pid, call.args[0])  # as it was at the beginning
     clock, flags, address = call.args[:3]
@@ -216,7 +216,7 @@ def _timespec(pid: int, address: int) -> float | None:
     return float(seconds + nanoseconds / 1e9)
 
 
-def _poll(process: Process, name: str, call: Call) -> Wait:
+def _poll(process: Process, name: str, call: SystemCall) -> Wait:
     """poll(2), ppoll(2), select(2) and pselect(2); a select without descriptors is a sleep."""
     wanted: list[int] = []
     if name == "poll":
@@ -245,7 +245,7 @@ def _described(pid: int, target: str) -> str:
     return f"an answer of {address}" if address else "a socket"
 
 
-def _on_file(process: Process, thread: Thread, name: str, call: Call) -> Wait:
+def _on_file(process: Process, thread: Thread, name: str, call: SystemCall) -> Wait:
     path = _path(process, name, call)
     reads = (path,) if name in ("read", "receive") else ()
     writes = (path,) if name in ("write", "send") else ()
@@ -264,7 +264,7 @@ def _on_file(process: Process, thread: Thread, name: str, call: Call) -> Wait:
     return Wait("file", f"waits for {path or 'a file'}", True, path=path)
 
 
-def _path(process: Process, name: str, call: Call | None) -> str:
+def _path(process: Process, name: str, call: SystemCall | None) -> str:
     """What a call is about: the path that it names, or the target of the descriptor that it is given."""
     if call is None or name not in ("open", "openat", "read", "write", "receive", "send", "flock", "file"):
         return ""

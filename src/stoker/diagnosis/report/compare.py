@@ -62,23 +62,23 @@ FIGURES = {
 }
 
 
-class Gpu(Struct):
+class ReportGpu(Struct):
     name: str
 
 
-class Machine(Struct):
+class ReportMachine(Struct):
     """What is compared of it."""
 
     cores: int | None = None
     memory: int | None = None
-    gpus: list[Gpu] = []
+    gpus: list[ReportGpu] = []
     python: str | None = None
 
 
-class Report(RunReport):
+class LoadedReport(RunReport):
     """A report, and where it was read."""
 
-    machine: Machine = field(default_factory=Machine)  # type: ignore[assignment]
+    machine: ReportMachine = field(default_factory=ReportMachine)  # type: ignore[assignment]
     path: str = ""
 
     @property
@@ -87,14 +87,14 @@ class Report(RunReport):
         return {finding.cause: finding.share for finding in sorted(self.findings, key=lambda f: f.share)}
 
 
-class Head(Struct):
+class ReportHead(Struct):
     """What reports of all schemas have."""
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1000)]
     loaders: list[object]
 
 
-def load(path: Path) -> Report:
+def load(path: Path) -> LoadedReport:
     """Reads a file. Raises UsageError: it cannot be read, or is no report of this version."""
     try:
         with path.open("rb") as file:
@@ -106,13 +106,13 @@ def load(path: Path) -> Report:
     return parse(content, str(path))
 
 
-def parse(content: bytes, path: str) -> Report:
+def parse(content: bytes, path: str) -> LoadedReport:
     """The report in a file's content. Raises UsageError: it is none, of a later schema, or has a wrong type."""
     try:
         data = json.loads(content)  # msgspec reads no path that is not valid Unicode
-        schema = msgspec.convert(data, Head).schema
+        schema = msgspec.convert(data, ReportHead).schema
         if schema in (1, SCHEMA):
-            report = msgspec.convert(_of_schema_1(data) if schema == 1 else data, Report)
+            report = msgspec.convert(_of_schema_1(data) if schema == 1 else data, LoadedReport)
             if not all(0 <= share <= MAX_NUMBER for share in report.causes.values()):
                 raise ValueError("the share of a finding is not plausible")
             for loader in report.loaders:
@@ -176,8 +176,8 @@ class Pair(NamedTuple):
 class Comparison:
     """What ``compare`` found. ``fail_above``: the share of samples/s that b may lack; None: as much as it likes."""
 
-    a: Report
-    b: Report
+    a: LoadedReport
+    b: LoadedReport
     pairs: list[Pair]
     only_a: list[str]
     only_b: list[str]
@@ -255,7 +255,7 @@ class Comparison:
         return "\n".join(out + [style(wrapped(f"note: {note}"), "yellow", colour) for note in self.notes])
 
 
-def compare(a: Report, b: Report, fail_above: float | None = None) -> Comparison:
+def compare(a: LoadedReport, b: LoadedReport, fail_above: float | None = None) -> Comparison:
     """Compares two reports. A loader's name is the line that made it, which moves when the script is edited. So loaders
     are matched by name, then by the last part of it, then by file, where that leaves one on each side. Raises
     UsageError: they have no loader in common."""
@@ -299,7 +299,7 @@ def _rows(pair: Pair) -> list[list[str]]:
     return out
 
 
-def _caveats(report: Report) -> list[str]:
+def _caveats(report: LoadedReport) -> list[str]:
     out = ["is partial: a process was killed before it reported"] * report.partial
     if report.exit_code:
         out.append(f"is of a command that failed, with exit code {_shown(str(report.exit_code))}")
@@ -307,7 +307,7 @@ def _caveats(report: Report) -> list[str]:
     return out + [f"has {loader.batches:,} batches of {_name(loader)}: too few to tell" for loader in few]
 
 
-def _machines(a: Machine, b: Machine) -> list[str]:
+def _machines(a: ReportMachine, b: ReportMachine) -> list[str]:
     """What differs between the machines, in one text; none where nothing does."""
     memory = sorted((a.memory or 0, b.memory or 0))
     gpus = [", ".join(gpu.name for gpu in machine.gpus) or "none" for machine in (a, b)]

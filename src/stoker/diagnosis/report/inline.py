@@ -49,7 +49,7 @@ def render(report: RunReport) -> str:
 
 
 def progress(live: Mapping[str, Mapping[str, float]], seconds: float) -> str:
-    """How far loops are, of which ``Watch.live`` has the numbers, in one line.
+    """How far loops are, of which ``ProcessWatch.live`` has the numbers, in one line.
 
     Example:
         >>> progress({"/x/train.py:3": {"wait_s": 1, "step_s": 3, "batches": 10, "samples": 80}}, 4.0)

@@ -23,7 +23,7 @@ BEFORE, AFTER = "#a1a1aa", "#15803d"
 MOST_PACES = 4  # loaders whose epochs are drawn before and after
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     name: str
     value: float
     colour: str
@@ -34,7 +34,7 @@ class Plot(NamedTuple):
 
     title: str
     unit: str
-    rows: list[tuple[str, list[Part]]]
+    rows: list[tuple[str, list[BarPart]]]
 
     @property
     def top(self) -> float:
@@ -69,8 +69,8 @@ def picture(report: RunReport) -> Plot | None:
     return Plot(f"A batch of {short(loader.name)}" + (f", now and without {found.cause}" if found else ""), "ms", rows)
 
 
-def _two(wait: float, step: float) -> list[Part]:
-    parts = [Part("the step", step * 1e3, STEP), Part("waiting for data", wait * 1e3, WAIT)]
+def _two(wait: float, step: float) -> list[BarPart]:
+    parts = [BarPart("the step", step * 1e3, STEP), BarPart("waiting for data", wait * 1e3, WAIT)]
     return [part for part in parts if part.value > 0]
 
 
@@ -84,18 +84,18 @@ def _applied(compared: Compared) -> Plot:
     return Plot("Before and after", "s", rows)
 
 
-def _change(name: str, change: Change, guess: str) -> Iterator[tuple[str, list[Part]]]:
+def _change(name: str, change: Change, guess: str) -> Iterator[tuple[str, list[BarPart]]]:
     for when, seconds, colour in ((f"before{guess}", change.before, BEFORE), ("after", change.after, AFTER)):
-        yield f"{name} {when}: {human_seconds(seconds or 0.0)}", [Part(when, seconds or 0.0, colour)]
+        yield f"{name} {when}: {human_seconds(seconds or 0.0)}", [BarPart(when, seconds or 0.0, colour)]
 
 
 def loop(loader: LoaderReport) -> Iterator[Plot]:
     """Where a batch's time goes, and a task's."""
     batches, first = max(1, loader.batches), loader.stages.startup.wait_s
     parts = [
-        Part("waiting for data", max(0.0, loader.wait_s - first), WAIT),
-        Part("waiting for an epoch's first batch", first, FIRST),
-        Part("the step", loader.step_s, STEP),
+        BarPart("waiting for data", max(0.0, loader.wait_s - first), WAIT),
+        BarPart("waiting for an epoch's first batch", first, FIRST),
+        BarPart("the step", loader.step_s, STEP),
     ]
     shown = [part._replace(value=part.value / batches * 1e3) for part in parts if part.value]
     yield Plot("Where a batch's time goes", "ms", [("", shown)])
@@ -104,7 +104,7 @@ def loop(loader: LoaderReport) -> Iterator[Plot]:
         for code in loader.where:
             key = f"{code.kind}: {code.name}", KINDS.get(code.kind, "#888888")
             shares[key] = shares.get(key, 0.0) + code.ran * 100
-        task = [Part(name, share, colour) for (name, colour), share in shares.items() if share]
+        task = [BarPart(name, share, colour) for (name, colour), share in shares.items() if share]
         yield Plot("Where a worker's time goes", "%", [("", sorted(task, key=lambda part: -part.value))])
 
 
@@ -113,8 +113,8 @@ def epochs(loader: LoaderReport) -> Iterator[Plot]:
     if len(loader.by_epoch) > 1:
         rows = []
         for i, e in enumerate(loader.by_epoch):
-            waits = [Part("first batch", e.first_wait_s, FIRST), Part("waiting", e.later_wait_s, WAIT)]
-            rows.append((f"epoch {i + 1}", [*waits, Part("steps", e.step_s, STEP)]))
+            waits = [BarPart("first batch", e.first_wait_s, FIRST), BarPart("waiting", e.later_wait_s, WAIT)]
+            rows.append((f"epoch {i + 1}", [*waits, BarPart("steps", e.step_s, STEP)]))
         yield Plot("Epoch by epoch", "s", rows)
 
 
@@ -125,5 +125,5 @@ def paces(compared: Compared) -> Iterator[Plot]:
         both = ((name, row.each.before, BEFORE), ("after", row.each.after, AFTER))
         if len(row.each.after) > 1:
             count = range(max(len(seconds) for _, seconds, _ in both))
-            rows = [(f"epoch {i + 1}", [Part(what, s[i], c)]) for i in count for what, s, c in both if i < len(s)]
+            rows = [(f"epoch {i + 1}", [BarPart(what, s[i], c)]) for i in count for what, s, c in both if i < len(s)]
             yield Plot(f"Seconds per epoch, {short(row.name)}", "s", rows)

@@ -8,7 +8,8 @@
 The two times of each batch are appended to ``times``. ``settle`` works out many of them at once, so that a loop of a
 thousand steps a second loses about a hundredth of its time to the watch.
 
-Everything here runs in the consumer's thread, except ``settle``, which ``Watch.snapshot`` calls in that thread too.
+Everything here runs in the consumer's thread, except ``settle``, which
+``ProcessWatch.snapshot`` calls in that thread too.
 """
 
 from __future__ import annotations

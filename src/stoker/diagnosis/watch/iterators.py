@@ -34,7 +34,7 @@ from ...loader.rank_batches import batches_of, compare
 from . import fetch
 from .clock import Clock
 from .shared_counters import WorkerTimes
-from .watch import Watch
+from .watch import ProcessWatch
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
@@ -68,7 +68,7 @@ class GeneratorIterator:
 
 
 def watched_iterator(
-    watch: Watch, patches: Patches, loader: LoaderLike, make: Callable[[], Iterator[Batch]]
+    watch: ProcessWatch, patches: Patches, loader: LoaderLike, make: Callable[[], Iterator[Batch]]
 ) -> Iterator[Batch]:
     """The iterator of a loader that ``make`` makes, with a clock in it."""
     if not watch.on or any(of is loader for of, _ in _opening.stack):
@@ -100,7 +100,7 @@ def watched_iterator(
 
 
 def _put_clock(
-    watch: Watch, patches: Patches, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float
+    watch: ProcessWatch, patches: Patches, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float
 ) -> None:
     if not _can_hold_clock(it):
         return
@@ -115,7 +115,7 @@ def _can_hold_clock(it: object) -> bool:
     return hasattr(it, "__dict__") and isinstance(getattr(type(it), "__next__", None), types.FunctionType)
 
 
-def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
+def _note_engine(watch: ProcessWatch, loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
     """The loader's settings, whose engine its iterator is, and why that is not stoker's."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
@@ -136,7 +136,7 @@ def _time_fetcher(fetcher: Any, times: WorkerTimes) -> None:
         fetcher.fetch = fetch.timed_gather(fetcher.fetch, times)
 
 
-def watched_iter_method(watch: Watch, patches: Patches, start: Start) -> Start:
+def watched_iter_method(watch: ProcessWatch, patches: Patches, start: Start) -> Start:
     """For the ``__iter__`` of a subclass: what it returns is watched, unless the iterators that it uses are."""
 
     @functools.wraps(start)
@@ -158,7 +158,7 @@ def watched_iter_method(watch: Watch, patches: Patches, start: Start) -> Start:
 
 
 def _read_generator(
-    watch: Watch, patches: Patches, loader: LoaderLike, it: Generator[Batch, None, None]
+    watch: ProcessWatch, patches: Patches, loader: LoaderLike, it: Generator[Batch, None, None]
 ) -> Generator[Batch, None, None]:
     """The same batches, in a generator that knows when they were asked for."""
     try:
@@ -172,7 +172,7 @@ def _read_generator(
         it.close()
 
 
-def watch_iterators(cls: type, watch: Watch, patches: Patches) -> None:
+def watch_iterators(cls: type, watch: ProcessWatch, patches: Patches) -> None:
     """Wraps what a class of iterators defines itself of ``__init__``, ``_reset`` and ``__next__``."""
     own = vars(cls)
     if isinstance(own.get("__next__"), types.FunctionType):
@@ -184,7 +184,7 @@ def watch_iterators(cls: type, watch: Watch, patches: Patches) -> None:
             patches.put(cls, name, lambda original: _making(watch, patches, original))
 
 
-def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Callable[..., None]:
+def _making(watch: ProcessWatch, patches: Patches, original: Callable[..., None]) -> Callable[..., None]:
     """For a method that makes an iterator, or makes it begin again: of a loader, the first argument."""
 
     @functools.wraps(original)
@@ -207,7 +207,7 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
     return method
 
 
-def _timed(watch: Watch, original: Next) -> Next:
+def _timed(watch: ProcessWatch, original: Next) -> Next:
     """For the ``__next__`` of a class of iterators."""
 
     @functools.wraps(original)

@@ -30,16 +30,16 @@ from ...loader.describe import named
 from ...workers import hangs
 from . import fetch
 from .iterators import GeneratorIterator, Start, watch_iterators, watched_iter_method, watched_iterator
-from .watch import Watch, unchanged
+from .watch import ProcessWatch, unchanged
 
-_own: Watch | None = None  # the watch on this process, once there is one
+_own: ProcessWatch | None = None  # the watch on this process, once there is one
 _patches = Patches()
 _in_session = False  # a stoker.watch() has begun and not ended
 _users = 0  # that have begun or shared the watch and not ended it
 _switch: Any = None  # what ``apply_on`` has put in the place of torch's method, while it stands there
 
 
-def begin() -> Watch:
+def begin() -> ProcessWatch:
     """A watch on this process from now on, for ``session``. Its counters begin at zero, unless ``stoker run`` started
     this process. Raises UsageError: another session has begun one."""
     global _in_session
@@ -52,7 +52,7 @@ def begin() -> Watch:
     return watch
 
 
-def share() -> Watch:
+def share() -> ProcessWatch:
     """The watch on this process, with what it has counted; a new one if there is none. For a callback, which wants to
     know what is added from now on: a session that begins meanwhile clears the counters."""
     global _users
@@ -65,7 +65,7 @@ def share() -> Watch:
     return watch
 
 
-def end(watch: Watch, session: bool = False) -> None:
+def end(watch: ProcessWatch, session: bool = False) -> None:
     """One user less. Without any nothing is watched, unless ``stoker run`` started this process."""
     global _in_session, _users
     _in_session = _in_session and not session
@@ -111,7 +111,7 @@ def apply_off() -> None:
         _patches.undo()
 
 
-def _switched(watch: Watch, applied: Start, before: Start) -> Start:
+def _switched(watch: ProcessWatch, applied: Start, before: Start) -> Start:
     """Something may be put around it meanwhile, as ``stoker.install`` does, so it stays where it is."""
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
@@ -122,7 +122,7 @@ def _switched(watch: Watch, applied: Start, before: Start) -> Start:
     return _get_iterator
 
 
-def _known() -> Watch:
+def _known() -> ProcessWatch:
     global _own
     waiting = getattr(sys.modules.get("_stoker_hook"), "waiting", None)
     if _own is None and waiting is not None:
@@ -133,7 +133,7 @@ def _known() -> Watch:
     return _own
 
 
-def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., object]] | None = None) -> Watch:
+def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., object]] | None = None) -> ProcessWatch:
     """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do.
     ``late``: methods that call what stands here, by class and name (``_hook``); others are replaced themselves."""
     global _own
@@ -151,7 +151,7 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
     return watch
 
 
-def _apply(module: ModuleType, watch: Watch) -> None:
+def _apply(module: ModuleType, watch: ProcessWatch) -> None:
     from ...tuning import apply
 
     apply.attach(module, watch.applied)
@@ -159,15 +159,15 @@ def _apply(module: ModuleType, watch: Watch) -> None:
     watch.around = functools.partial(apply.cache_alone, module, watch.applied)
 
 
-def _new() -> Watch:
+def _new() -> ProcessWatch:
     steps = os.environ.get("STOKER_MAX_STEPS", "")
-    watch = Watch(int(steps) if steps.isdigit() else None, os.environ.get("STOKER_APPLY") == "1")
+    watch = ProcessWatch(int(steps) if steps.isdigit() else None, os.environ.get("STOKER_APPLY") == "1")
     atexit.register(watch.end)
     os.register_at_fork(after_in_child=watch.forked)
     return watch
 
 
-def _patch(module: ModuleType, watch: Watch) -> None:
+def _patch(module: ModuleType, watch: ProcessWatch) -> None:
     """Replaces the methods that make loaders and iterators."""
     base, iterators = module.DataLoader, module._BaseDataLoaderIter
     _patches.put(base, "__init__", functools.partial(_making_loader, watch))
@@ -180,7 +180,7 @@ def _patch(module: ModuleType, watch: Watch) -> None:
     fetch.attach(_patches)
 
 
-def _making_loader(watch: Watch, init: Callable[..., None]) -> Callable[..., None]:
+def _making_loader(watch: ProcessWatch, init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: LoaderLike, *args: object, **kwargs: object) -> None:
         dataset = args[0] if args else kwargs.get("dataset")
@@ -192,7 +192,7 @@ def _making_loader(watch: Watch, init: Callable[..., None]) -> Callable[..., Non
     return __init__
 
 
-def _starting(start: Start, watch: Watch) -> Start:
+def _starting(start: Start, watch: ProcessWatch) -> Start:
     @functools.wraps(start)
     def __iter__(self: LoaderLike) -> Iterator[Batch]:
         return watched_iterator(watch, _patches, self, lambda: start(self))
@@ -200,7 +200,7 @@ def _starting(start: Start, watch: Watch) -> Start:
     return __iter__
 
 
-def _defining(base: Any, original: object, watch: Watch) -> object:
+def _defining(base: Any, original: object, watch: ProcessWatch) -> object:
     """Watches the classes of loaders that are defined from now on."""
     if (base, "__init_subclass__") in _patches.late:
         return lambda cls: _watch_class(cls, watch)
@@ -212,7 +212,7 @@ def _defining(base: Any, original: object, watch: Watch) -> object:
     return classmethod(__init_subclass__)  # type: ignore[arg-type]
 
 
-def _watch_class(cls: type, watch: Watch) -> None:
+def _watch_class(cls: type, watch: ProcessWatch) -> None:
     """Of a subclass, what it does in torch's place."""
     if cls.__module__.startswith("stoker."):
         return

@@ -37,7 +37,7 @@ def unchanged(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-class Watch:
+class ProcessWatch:
     """The watch on one process."""
 
     def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:

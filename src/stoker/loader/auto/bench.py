@@ -25,7 +25,7 @@ from ...workers.faults import validate
 from ...workers.process_pool import ProcessPool
 from ...workers.protocol import WorkerSpec
 from ..scheduler import Scheduler
-from .tasks import SEED, Tasks
+from .tasks import SEED, MeasuringTasks
 
 REPEATS = 6  # measurements, at most, until one comes in which no worker allocated memory for batches
 DIED = "a worker died of it: {}; stoker verify names the sample"
@@ -44,7 +44,7 @@ class BadSample(UsageError):
         self.where = where  # which one, and in which transform, as far as that is known
 
 
-class Window(NamedTuple):
+class BenchWindow(NamedTuple):
     """One measurement."""
 
     rate: float  # batches per second
@@ -56,11 +56,11 @@ class Window(NamedTuple):
     read: int = 0  # bytes that the workers read from files
 
 
-class Bench:
+class WorkerBench:
     """The loop that measures, over worker processes. ``deadline``: ``time.monotonic()`` at which measuring has to be
     over."""
 
-    def __init__(self, loader: LoaderLike, tasks: Tasks, budget: Budget, deadline: float) -> None:
+    def __init__(self, loader: LoaderLike, tasks: MeasuringTasks, budget: Budget, deadline: float) -> None:
         self.loader, self.tasks, self.deadline = loader, tasks, deadline
         self._budget = budget
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable
@@ -129,7 +129,7 @@ class Bench:
             raise BadSample(data.exc_msg, getattr(data, "explanation", "").removeprefix("stoker: "))
         self._delivered += 1
 
-    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
+    def window(self, n: int, prefetch: int, seconds: float, least: int) -> BenchWindow:
         """Measures for ``seconds``, and at least ``least`` batches of each worker."""
         self.prepare(n, prefetch)
         assert self._pool is not None
@@ -140,7 +140,7 @@ class Bench:
                 break  # else the window measured how the kernel hands out memory, which it does only once
         return window
 
-    def _measure(self, n: int, seconds: float, least: int) -> Window:
+    def _measure(self, n: int, seconds: float, least: int) -> BenchWindow:
         m, before, read = self._metrics, replace(self._metrics), self._bytes_read()
         began, count, took = time.monotonic(), 0, 0.0
         # Whole turns: workers in step deliver in bursts, and part of a burst would be up to n - 1 batches too many.
@@ -153,7 +153,7 @@ class Bench:
                 break
         tasks = max(1, m.tasks - before.tasks)
         make_ns = m.fetch_ns + m.collate_ns - before.fetch_ns - before.collate_ns
-        return Window(
+        return BenchWindow(
             rate=count / took,
             batches=count,
             work_s=(make_ns + m.transport_ns - before.transport_ns) / tasks / 1e9,

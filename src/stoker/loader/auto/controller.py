@@ -39,21 +39,21 @@ class Decision(NamedTuple):
     reason: str
 
 
-class Window(NamedTuple):
+class ArrivalWindow(NamedTuple):
     """One measurement: batches per second, and the share of the time that the consumer waited."""
 
     rate: float
     wait: float
 
 
-class Trial(NamedTuple):
+class WorkersTrial(NamedTuple):
     """A change that is being tried: the number of workers before it, and the window that led to it."""
 
     workers: int
-    before: Window
+    before: ArrivalWindow
 
 
-class Phase(Enum):
+class WindowPhase(Enum):
     """Whether what arrives is still from before a change, or a window is being counted."""
 
     SETTLING = 1
@@ -71,13 +71,13 @@ class Windows:
 
     def settle(self, waited_ns: int, workers: int) -> None:
         """An epoch begins, or there are now ``workers``: the next window begins when what is in flight has come."""
-        self._phase, self._workers = Phase.SETTLING, workers
+        self._phase, self._workers = WindowPhase.SETTLING, workers
         self._begin(waited_ns)
 
     def _begin(self, waited_ns: int) -> None:
         self._began, self._waited, self._batches = self._clock(), waited_ns, 0
 
-    def step(self, waited_ns: int, length_ns: int) -> Window | None:
+    def step(self, waited_ns: int, length_ns: int) -> ArrivalWindow | None:
         """A batch was delivered. Returns the window that ends with it, if one does."""
         now = self._clock()
         gap, self._last = now - self._last, now
@@ -86,16 +86,16 @@ class Windows:
             return None
         self._batches += 1
         took = now - self._began
-        if self._phase is Phase.SETTLING:
+        if self._phase is WindowPhase.SETTLING:
             if took >= SETTLE_NS and self._batches >= self._workers * (self._prefetch + 1):
-                self._phase = Phase.MEASURING
+                self._phase = WindowPhase.MEASURING
                 self._begin(waited_ns)
             return None
         # Whole turns: workers in step deliver in bursts, and part of a burst would falsify the rate.
         if took < length_ns or self._batches < TASKS * self._workers or self._batches % self._workers:
             return None
         self._batch_ns = took / self._batches
-        window = Window(self._batches / took * 1e9, (waited_ns - self._waited) / took)
+        window = ArrivalWindow(self._batches / took * 1e9, (waited_ns - self._waited) / took)
         self._begin(waited_ns)
         return window
 
@@ -114,7 +114,7 @@ class Controller:
         self.workers = workers  # as many as there are to be now
         self._most, self._clock = most, clock
         self._windows = Windows(prefetch, clock)
-        self._trial: Trial | None = None
+        self._trial: WorkersTrial | None = None
         self._stride = workers  # of the next step up
         self._halving = False  # a step up did not pay
         self._settled_rate = 0.0  # batches/s after the last change; 0: not known
@@ -137,7 +137,7 @@ class Controller:
             self.begin(waited_ns)
         return decision
 
-    def _decide(self, window: Window) -> Decision | None:
+    def _decide(self, window: ArrivalWindow) -> Decision | None:
         trial, self._trial = self._trial, None
         if trial is not None:
             undone = self._judge(trial, window)
@@ -158,7 +158,7 @@ class Controller:
             wanted = max(1, n - 1)
         return self._try(wanted, window) if wanted != n and self._may_try() else None
 
-    def _judge(self, trial: Trial, window: Window) -> Decision | None:
+    def _judge(self, trial: WorkersTrial, window: ArrivalWindow) -> Decision | None:
         """Keeps what a trial changed, or undoes it."""
         now, before, was = self.workers, trial.workers, trial.before
         words = f"{now} made {window.rate:.3g} batches/s, {was.rate:.3g} before"
@@ -190,8 +190,8 @@ class Controller:
         self._refilled = now
         return self._tokens >= 2
 
-    def _try(self, workers: int, window: Window) -> Decision:
-        self._trial = Trial(self.workers, window)
+    def _try(self, workers: int, window: ArrivalWindow) -> Decision:
+        self._trial = WorkersTrial(self.workers, window)
         share = f"{window.wait:.1%}" if window.wait < FLOWS else f"{window.wait:.0%}"
         return self._set(workers, f"the consumer waits {share} of its time")
 

@@ -1,5 +1,5 @@
 """What ``num_workers="auto"`` decides before each iterator of a loader, and what connects a running iterator with
-``Controller`` and ``Place``.
+``Controller`` and ``InProcessTrial``.
 
 Nothing is measured before the first batch. A loader begins with a first guess.
 """
@@ -30,7 +30,7 @@ from ..describe import called
 from ..inline_iterator import here
 from ..scheduler import Retreat
 from .controller import Controller
-from .in_process import MakeBatch, Place, State, Worked
+from .in_process import BatchMaker, InProcessTrial, MakeBatch, Worked
 from .limits import cores_here, first_guess, per_core
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         count, state.first_count_reason = first_guess(loader)
         loader.num_workers = AutoWorkers(count)
         if not _only_workers(loader, kind):
-            state.place = Place(_why_not_here(loader, state), _opened(state))
+            state.place = InProcessTrial(_why_not_here(loader, state), _opened(state))
     place = state.place
     if place is None:
         return
@@ -61,7 +61,7 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
     words = place.begin(state.cursor is not None and state.cursor.finished, worked)
     if place.was_called and not place.here and held(loader.dataset):
         # Workers that are forked now would share what the dataset has opened in this process: then none are.
-        place.state = State.ONLY_HERE
+        place.state = BatchMaker.ONLY_HERE
         words = f"{held(loader.dataset)} in the script's own process, and workers would share it"
     before = int(loader.num_workers)
     if place.here:
@@ -98,7 +98,7 @@ def leave_workers(loader: LoaderLike, state: LoaderState) -> None:
     state.place = None
 
 
-def _with_workers(loader: LoaderLike, place: Place) -> None:
+def _with_workers(loader: LoaderLike, place: InProcessTrial) -> None:
     """The settings of a loader with workers again."""
     if not int(loader.num_workers):
         loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
@@ -108,7 +108,7 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> tuple[MakeB
     """What makes a loader's batches in this process, and what happens where workers cannot; None, None: workers make
     all."""
     place = state.place
-    if state.own_workers != 0 and (place is None or place.state is State.ONLY_WORKERS):
+    if state.own_workers != 0 and (place is None or place.state is BatchMaker.ONLY_WORKERS):
         return None, None
     may = supported() and cursor.saved is None and elsewhere(getattr(loader, "worker_method", "")) is None
     leaves = retreat(loader, state) if may else None

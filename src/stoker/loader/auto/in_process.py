@@ -24,7 +24,7 @@ SMALL_NS = 10_000_000  # work of a whole epoch that is less than what starting a
 MakeBatch = Callable[[int, Index], Batch]
 
 
-class State(Enum):
+class BatchMaker(Enum):
     """Who makes the batches of this epoch, and why."""
 
     WORKERS = "workers"
@@ -41,12 +41,12 @@ class Worked(NamedTuple):
     cpu_ns: int
 
 
-class Place:
+class InProcessTrial:
     """Watches one loader. ``why_not``: why batches may not be made here, or "". ``opened``: what workers have opened
     and keep; "" for nothing, None where that cannot be said."""
 
     def __init__(self, why_not: Callable[[], str], opened: Callable[[], str | None]) -> None:
-        self.state = State.WORKERS  # who makes the batches
+        self.state = BatchMaker.WORKERS  # who makes the batches
         self.was_called = False  # some batches were made here
         self.workers, self.prefetch = 1, 2  # workers, prefetch: the loader's settings with workers
         self._why_not, self._opened = why_not, opened
@@ -59,7 +59,7 @@ class Place:
     @property
     def here(self) -> bool:
         """This process makes the batches."""
-        return self.state in (State.HERE, State.ONLY_HERE)
+        return self.state in (BatchMaker.HERE, BatchMaker.ONLY_HERE)
 
     def begin(self, finished: bool, worked: Worked) -> str:
         """An iterator is about to be made. Returns words if another process makes its batches than those of the last.
@@ -72,13 +72,13 @@ class Place:
             return ""
         # The lesser of both is what it costs here, for a worker may wait for a core.
         each_ns, is_small = min(wall_ns, cpu_ns) / tasks, wall_ns < SMALL_NS
-        if self.state is State.WORKERS:
+        if self.state is BatchMaker.WORKERS:
             pays = is_small or (found == "" and each_ns < min(TINY_NS, usual_ns))
             if pays and not self._why_not():
-                self.state, self._usual_ns = State.HERE, usual_ns
+                self.state, self._usual_ns = BatchMaker.HERE, usual_ns
                 return f"a batch takes {each_ns / 1e6:.2g} ms to make, and took {usual_ns / 1e6:.2g} ms of the loop"
-        elif self.state is State.HERE and not is_small and each_ns > DEARER * self._usual_ns + SLACK_NS:
-            self.state = State.WORKERS
+        elif self.state is BatchMaker.HERE and not is_small and each_ns > DEARER * self._usual_ns + SLACK_NS:
+            self.state = BatchMaker.WORKERS
             return f"a batch takes {each_ns / 1e6:.2g} ms to make now, and took {self._usual_ns / 1e6:.2g} ms before"
         return ""
 
@@ -90,7 +90,7 @@ class Place:
             try:
                 return make(number, indices)
             except Exception:
-                self.state = State.ONLY_WORKERS
+                self.state = BatchMaker.ONLY_WORKERS
                 raise
 
         return made
@@ -99,7 +99,7 @@ class Place:
         """A batch was delivered. ``waited_ns``: how long the consumer has waited for workers in this epoch."""
         self._waited_ns = waited_ns
         self._batches += 1
-        if self.state is State.WORKERS and self._batches == self._next_look:
+        if self.state is BatchMaker.WORKERS and self._batches == self._next_look:
             self._next_look *= LOOKS
             found = self._opened()
             if not self._found and found is not None:

@@ -29,7 +29,7 @@ _PLAIN = (
 _END = object()
 
 
-class Tasks:
+class MeasuringTasks:
     """Indices like those the loader would draw, from generators of their own."""
 
     def __init__(self, loader: LoaderLike) -> None:

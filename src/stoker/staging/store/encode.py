@@ -136,11 +136,11 @@ def _pickled(x: Sample, out: list[Leaf]) -> Spec:
 
 def _pickle(x: Sample) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, 5).dump(x)
+    _SamplePickler(file, 5).dump(x)
     return file.getvalue()
 
 
-class _Pickler(pickle.Pickler):
+class _SamplePickler(pickle.Pickler):
     """Writes tensors as their bytes, which are read in 5 us; what torch makes of one takes 60 us to read."""
 
     def reducer_override(self, x: object) -> Any:

@@ -11,7 +11,7 @@ NUMBERS = 32  # int64 in the table ``head``
 SPEC_BYTES = 1 << 16  # for the type of the samples in rows; the second half of the table ``words`` has a reason
 
 
-class State(enum.IntEnum):
+class StoreState(enum.IntEnum):
     """How samples are stored. It changes from UNDECIDED to one of the others, and from each to DISABLED."""
 
     UNDECIDED = 0
@@ -21,19 +21,19 @@ class State(enum.IntEnum):
 
 
 class _Number:
-    """A field of ``Head``: one int64 in shared memory or in a mapped file."""
+    """A field of ``StoreHead``: one int64 in shared memory or in a mapped file."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __get__(self, head: Head, owner: type | None = None) -> int:
+    def __get__(self, head: StoreHead, owner: type | None = None) -> int:
         return int(head.numbers[self.index])
 
-    def __set__(self, head: Head, value: int) -> None:
+    def __set__(self, head: StoreHead, value: int) -> None:
         head.numbers[self.index] = value
 
 
-class Head:
+class StoreHead:
     """The shared fields of a store. The caller holds the store's lock where it changes one. The indices are a file
     format: see ``folder.FORMAT``."""
 

@@ -20,7 +20,7 @@ from .folder import MANIFEST, PART, REMOVED, discard, manifest_of
 NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # of the folder of a cache, see ``folder.open_for``
 
 
-class Cache(NamedTuple):
+class CacheFolder(NamedTuple):
     """One cache."""
 
     path: Path
@@ -30,7 +30,7 @@ class Cache(NamedTuple):
     used: float  # when a run last opened it, in s since the epoch
 
 
-def listed(base: Path) -> list[Cache]:
+def listed(base: Path) -> list[CacheFolder]:
     """All caches in a folder, the last used first. Raises UsageError: the folder cannot be listed."""
     try:
         found = [p for p in base.iterdir() if NAME.fullmatch(p.name) and os.access(p / MANIFEST, os.R_OK)]
@@ -41,7 +41,7 @@ def listed(base: Path) -> list[Cache]:
     return sorted(map(_look, found), key=lambda c: (-c.used, c.path))
 
 
-def _look(path: Path) -> Cache:
+def _look(path: Path) -> CacheFolder:
     files = {file.name: file.lstat() for file in path.iterdir()}
     samples, state = 0, "filling" if path.suffix == PART else "complete"
     try:
@@ -50,10 +50,10 @@ def _look(path: Path) -> Cache:
         state = "damaged"
     opened = files.get("head.npy") or files[MANIFEST]
     nbytes = sum(file.st_blocks * 512 for file in files.values())
-    return Cache(path, samples, state, nbytes, max(opened.st_atime, opened.st_mtime))
+    return CacheFolder(path, samples, state, nbytes, max(opened.st_atime, opened.st_mtime))
 
 
-def find(caches: Sequence[Cache], name: str) -> Cache:
+def find(caches: Sequence[CacheFolder], name: str) -> CacheFolder:
     """The one cache whose name is, or begins with, ``name``. Raises UsageError: none, or several."""
     found = [c for c in caches if c.path.name == name] or [c for c in caches if name and c.path.name.startswith(name)]
     if len(found) != 1:
@@ -64,7 +64,7 @@ def find(caches: Sequence[Cache], name: str) -> Cache:
     return found[0]
 
 
-def remove(base: Path, caches: Sequence[Cache]) -> list[Cache]:
+def remove(base: Path, caches: Sequence[CacheFolder]) -> list[CacheFolder]:
     """Removes caches, and what is left of removals that were interrupted. Returns those that could not be removed."""
     for removed in base.glob(f"{REMOVED}*"):
         with contextlib.suppress(OSError):

@@ -91,7 +91,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Memory:
+class MemoryTables:
     """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it. Forked workers inherit
     it, spawned ones receive its descriptor. Only pages that are written take memory. Raises OSError: such files are not
     supported here.
@@ -123,20 +123,20 @@ class Memory:
         weakref.finalize(self, os.close, fd).atexit = False
 
     @classmethod
-    def of(cls, fd: int, pickles: bool) -> Memory:
+    def of(cls, fd: int, pickles: bool) -> MemoryTables:
         """The memory behind a descriptor from another process. It closes the descriptor."""
         memory = cls.__new__(cls)
         memory._attach(fd, pickles)
         return memory
 
     @classmethod
-    def _attached(cls, fd: Any, pickles: bool) -> Memory:
+    def _attached(cls, fd: Any, pickles: bool) -> MemoryTables:
         return cls.of(fd.detach(), pickles)
 
     def __reduce__(self) -> tuple[object, ...]:
         if get_spawning_popen() is None:
             raise UsageError("a cache in memory belongs to this run and its workers; it cannot be pickled elsewhere")
-        return Memory._attached, (reduction.DupFd(self.fd), self.pickles)
+        return MemoryTables._attached, (reduction.DupFd(self.fd), self.pickles)
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
         """``count`` values from byte ``start`` on, a multiple of the page size; zeros where nothing was written."""

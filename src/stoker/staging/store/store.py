@@ -33,8 +33,8 @@ from ...core.warn import warn_user
 from ...transport.ordering import barrier
 from .decode import Layout, layout
 from .encode import CacheError
-from .head import NUMBERS, SPEC_BYTES, Head, State
-from .memory import Memory
+from .head import NUMBERS, SPEC_BYTES, StoreHead, StoreState
+from .memory import MemoryTables
 from .spec import Leaf
 from .tables import PAGE, Medium, Samples, Tables
 
@@ -85,7 +85,7 @@ class Store:
         self.medium = medium
         self.samples = samples
         numbers = medium.table("head", np.int64, NUMBERS, 0)
-        self._head = Head(numbers, medium.table("words", np.uint8, 2 * SPEC_BYTES, PAGE))
+        self._head = StoreHead(numbers, medium.table("words", np.uint8, 2 * SPEC_BYTES, PAGE))
         self.locations: NDArray[np.int64] = medium.table("place", np.int64, samples, PAGE + 2 * SPEC_BYTES)
         with medium.lock():
             if not self._head.samples and medium.writable:
@@ -100,7 +100,7 @@ class Store:
         # Samples of a file that were found intact in this run, by any worker.
         self._verified: NDArray[np.uint8] | None = None
         if not medium.trusted:
-            self._verified = Memory(samples + 1).table("seen", np.uint8, samples, 0)
+            self._verified = MemoryTables(samples + 1).table("seen", np.uint8, samples, 0)
         self._no_room_for_tables = False
         self._low = 0  # bytes of memory that are to stay free; 0: not known yet
         self._next_look = time.monotonic() + LOOK_S
@@ -115,7 +115,7 @@ class Store:
     @property
     def usable(self) -> bool:
         """Whether samples may be served or stored."""
-        return self._head.state != State.DISABLED
+        return self._head.state != StoreState.DISABLED
 
     @property
     def complete(self) -> bool:
@@ -155,10 +155,10 @@ class Store:
         """From now on no process serves or stores samples, and their memory is the system's again. Returns whether this
         call did it."""
         with self.medium.lock():
-            if self._head.state == State.DISABLED or not self.medium.writable:
+            if self._head.state == StoreState.DISABLED or not self.medium.writable:
                 return False
             self._head.reason = reason
-            self._head.state = State.DISABLED
+            self._head.state = StoreState.DISABLED
             if self.medium.kind == "RAM":
                 self._head.filled = self._head.reserved = 0
                 self.locations[:] = 0
@@ -196,7 +196,7 @@ class Store:
     def clear_full(self) -> None:
         """Samples are stored again: there may be room now, on the disk or for one more rank."""
         with self.medium.lock():
-            if self.medium.writable and self._head.state != State.DISABLED:
+            if self.medium.writable and self._head.state != StoreState.DISABLED:
                 self._head.reason_length = 0
 
     def _note_error(self, e: OSError) -> None:
@@ -307,7 +307,7 @@ class Store:
         Raises CacheError: damaged files."""
         if self._tables is not None:
             return True
-        if self._head.state not in (State.ROWS, State.BLOCKS) or self._no_room_for_tables:
+        if self._head.state not in (StoreState.ROWS, StoreState.BLOCKS) or self._no_room_for_tables:
             return False
         try:
             self._tables = Tables(self.medium, self._head, _tables_start(self.samples))
@@ -330,14 +330,14 @@ class Store:
             self._head.prepared += len(samples)
             self._head.prepare_ns += prepare_ns
             enough = self._head.prepared >= min(FIRST_SAMPLES, self.samples // 8)
-            if self._head.state == State.UNDECIDED and not enough:
+            if self._head.state == StoreState.UNDECIDED and not enough:
                 for i, (type_spec, leaves) in samples.items():  # copied: user code may write to the sample later
                     self._first[i] = type_spec, [x.copy() for x in leaves]
                 return
             samples, self._first = {**self._first, **samples}, {}
-            if self._head.state == State.UNDECIDED:
+            if self._head.state == StoreState.UNDECIDED:
                 self._decide(samples)
-            if self._head.state == State.DISABLED or self._head.reason_length:
+            if self._head.state == StoreState.DISABLED or self._head.reason_length:
                 return
         if self.ready():
             self._store(samples, began - keep_ns)
@@ -348,18 +348,18 @@ class Store:
         """Decides how samples are stored, from the first ones. The caller holds the lock. They are rows where the first
         have one type of one size."""
         head = self._head
-        state = State.BLOCKS
+        state = StoreState.BLOCKS
         specs = {type_spec for type_spec, _ in samples.values()}
         made = layout(min(specs, key=len), self.medium.pickles)
         if len(specs) == 1 and made.fixed and made.nbytes and len(made.type_spec) <= SPEC_BYTES:
             if made.nbytes > head.budget:
                 head.reason = f"a sample of {made.nbytes:,} bytes exceeds the budget of {head.budget:,}"
-                state = State.DISABLED
+                state = StoreState.DISABLED
             else:
                 head.spec = made.type_spec
                 head.rows = min(self.samples, head.budget // made.nbytes)
                 head.row_is_index = head.rows == self.samples
-                state = State.ROWS
+                state = StoreState.ROWS
         head.state = state  # last: from now on other processes open the tables
 
     def _store(self, samples: Samples, began_ns: int) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from ...core import resources
 from .block import is_intact, pack, parts
 from .decode import Layout, layout
-from .head import Head, State
+from .head import StoreHead, StoreState
 from .spec import Leaf
 
 PAGE = 4096
@@ -55,7 +55,7 @@ class Tables:
     """The columns and the heap of a store. Raises CacheError: damaged files; OSError: there is no room for the tables.
     A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored."""
 
-    def __init__(self, medium: Medium, head: Head, start: int) -> None:
+    def __init__(self, medium: Medium, head: StoreHead, start: int) -> None:
         self._medium = medium
         self._head = head  # of the store; how samples are stored has been decided
         self.layout: Layout | None = None  # of the samples in rows; None where all are blocks
@@ -63,7 +63,7 @@ class Tables:
         self.tensors: list[torch.Tensor] = []
         self._columns: list[_Column] = []
         self._crc: NDArray[np.uint32] | None = None  # of each row; in a file only
-        if head.state == State.ROWS:
+        if head.state == StoreState.ROWS:
             self.layout = layout(head.spec, medium.pickles)
             start = self._open_columns(self.layout, head.rows, start)
             self.tensors = _tensors(self.layout, [c.rows for c in self._columns])

@@ -21,7 +21,7 @@ Ahead: TypeAlias = Callable[[Sequence[Index]], dict[int, Sample]]
 MAX_REPLACEMENTS = 32  # samples that are tried in the place of one
 
 
-class Parts(NamedTuple):
+class FetchParts(NamedTuple):
     """How a dataset's batches are made, in parts."""
 
     dataset: Any  # for the names of its files
@@ -38,7 +38,7 @@ class Guard:
     (``__getitems__``, a gather, a cache). One that fails is made again, sample by sample. A failed sample's replacement
     depends on the base seed, the epoch and the task, not on the worker."""
 
-    def __init__(self, parts: Parts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:
+    def __init__(self, parts: FetchParts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:
         self.parts = parts
         self.policy = policy
         self.on_sample_start = on_sample_start or (lambda sample, samples: None)
