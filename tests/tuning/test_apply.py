@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setattr(apply, name, 60.0)
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
     out: dict[str, Any] = {}
-    apply.attach(SimpleNamespace(DataLoader=Loader), out)
+    Loader._get_iterator = apply.begin(out)
     return out
 
 
@@ -188,14 +187,14 @@ def test_workers_are_decided_on_again_when_the_trial_has_ended(
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two cores"))
     loader = Loader(Drawn([*[slow] * 4, negative]), batch_size=8)  # so slow that workers help
     assert len(list(loader)) == 8
-    assert applied["?"]["reason"] == "kept 0: the trial has not ended yet"
+    assert applied["Loader of Drawn"]["reason"] == "kept 0: the trial has not ended yet"
     known = apply._datasets[0]
     assert known.trial is not None
     assert known.trial.wait(60)
     for _ in range(2):
         assert len(list(loader)) == 8
-        assert applied["?"]["from"]["num_workers"] == 0
-        assert applied["?"]["to"]["num_workers"] == 2, applied
+        assert applied["Loader of Drawn"]["from"]["num_workers"] == 0
+        assert applied["Loader of Drawn"]["to"]["num_workers"] == 2, applied
     assert len(apply._entries) == 1
 
 
@@ -439,7 +438,7 @@ def test_a_script_without_workers_draws_what_it_drew(
     for (count, batches, states), (_, own, own_states), wanted in zip(
         epochs(Loader), epochs(DataLoader), counts, strict=True
     ):
-        assert count == wanted, applied["?"]["reason"]
+        assert count == wanted, applied
         assert equal_bits(batches, own)
         assert states == own_states
 

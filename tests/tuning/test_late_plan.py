@@ -7,7 +7,6 @@ import random
 import signal
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
+from stoker.loader.loader_state import state_of
 from stoker.staging.isolate import Trial
 from stoker.staging.late_plan import LatePlan
 from stoker.tuning import apply
@@ -79,7 +79,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
-    apply.attach(SimpleNamespace(DataLoader=Loader), {})
+    Loader._get_iterator = apply.begin({})
     out, wait, script = Held(), Trial.wait, os.getpid()
     monkeypatch.setattr(Trial, "wait", lambda trial, s: (out.over or os.getpid() != script) and wait(trial, 60))
     return out
@@ -234,5 +234,5 @@ def test_a_copy_of_a_loader_whose_epoch_runs(held: Held) -> None:
     """Frameworks copy attributes of loaders: what is only for one epoch is none of them."""
     loader = Loader(Drawn(), batch_size=BATCH, num_workers=2)
     it = iter(loader)
-    assert "_stoker_late" not in vars(loader)
+    assert state_of(loader).late is None
     assert len(list(it)) == SAMPLES // BATCH

@@ -6,7 +6,6 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(apply, "WAIT_S", 60.0)
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
     out: dict[str, Any] = {}
-    apply.attach(SimpleNamespace(DataLoader=Loader), out)
+    Loader._get_iterator = apply.begin(out)
     return out
 
 

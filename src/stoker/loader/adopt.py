@@ -1,93 +1,25 @@
-"""stoker's engine and settings behind loaders of torch's own class.
+"""The settings of a ``stoker.DataLoader`` for a loader of torch's own class.
 
-``follow`` serves loaders that a framework has built from a ``stoker.DataLoader``; ``stoker.install`` serves all.
+Frameworks build such a loader from the attributes of a ``stoker.DataLoader``; ``stoker.install`` gives settings to all.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
-from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.errors import UsageError
 from ..core.options import Workers, worker_word
-from ..core.types import Attributes, Batch, LoaderLike
+from ..core.types import Attributes, LoaderLike
 from ..core.warn import warn_user
-from ..device.prefetch import ahead, checked
+from ..device.prefetch import checked
 from ..workers.faults import validate
-from . import engine
 from .auto.limits import first_count
 from .loader_state import state_of
 
 AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
-_lock = threading.Lock()
-GetIterator: TypeAlias = Callable[..., Iterator[Batch]]  # of a loader
-StagedDataset: TypeAlias = Callable[[LoaderLike, str], object]  # of a loader and a value of ``cache=``
-
-
-def behind(
-    before: GetIterator,
-    wanted: Callable[[LoaderLike], Attributes | None],
-    own: Attributes,
-    staged: StagedDataset | None = None,
-) -> GetIterator:
-    """What stands in the place of ``_get_iterator``, which was ``before``. ``wanted`` returns the settings that a
-    loader is to have, None: it is left to ``before``. ``own``: the arguments that torch's class does not have, with
-    their defaults. ``staged`` returns a loader's dataset with the cache that ``cache=`` names; None: datasets stay as
-    they are."""
-
-    def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
-        settings = this.wanted(loader)
-        return this.before(loader) if settings is None else _made(loader, settings, this.before, own, staged)
-
-    this: Any = _get_iterator
-    this.before, this.wanted = before, wanted
-    return _get_iterator
-
-
-def _made(
-    loader: LoaderLike,
-    given: Attributes,
-    before: Any,
-    own: Attributes,
-    staged: StagedDataset | None,
-) -> Iterator[Batch]:
-    while hasattr(before, "wanted"):
-        before = before.before
-    # What ``stoker run`` has put there knows the engine itself.
-    make = before if getattr(before, "__module__", "").startswith("stoker.") else engine.get_iterator
-    if given:
-        _adopt(loader, given, own)
-    cache = given.get("cache")
-    with engine.with_dataset(loader, None if cache is None or staged is None else staged(loader, cache)):
-        it = make(loader)
-    if given.get("device") is None:
-        return it
-    settings: Any = loader  # _adopt has given it stoker's
-    return ahead(it, settings.device, transform=settings.transform_on_device)
-
-
-# ------------------------------------------------------------------------------- loaders built from a stoker.DataLoader
-
-
-def follow(own: Attributes) -> None:
-    """Stands behind loaders that frameworks build of torch's class from a ``stoker.DataLoader``'s attributes.
-    Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Loaders without it
-    are left to whatever stood here."""
-    global _following
-    with _lock:
-        if _following:
-            return
-        _following = True
-        base: Any = torch_loader.DataLoader
-        base._get_iterator = behind(base._get_iterator, carried_by, own)
-        base.check_worker_number_rationality = _looking(base.check_worker_number_rationality)
-
-
-_following = False
 
 
 def carried_by(loader: LoaderLike) -> Attributes | None:
@@ -100,7 +32,7 @@ def carried_by(loader: LoaderLike) -> Attributes | None:
     return workers.settings if same else None
 
 
-def _looking(check: Callable[[LoaderLike], None]) -> Callable[[LoaderLike], None]:
+def warns_of_lost_engine(check: Callable[[LoaderLike], None]) -> Callable[[LoaderLike], None]:
     """Every class of loaders calls this when a loader is made, also those that make iterators of their own."""
 
     def check_worker_number_rationality(self: LoaderLike) -> None:
@@ -117,15 +49,12 @@ def _looking(check: Callable[[LoaderLike], None]) -> Callable[[LoaderLike], None
     return check_worker_number_rationality
 
 
-# -------------------------------------------------------------------------------------------- settings of such a loader
-
-
-def _adopt(loader: Any, given: Attributes, own: Attributes) -> None:
+def adopt(loader: Any, given: Attributes, own: Attributes) -> None:
     """Gives a loader of torch's the settings of a ``stoker.DataLoader``, once."""
-    held = loader.__dict__
-    if held.get("_stoker_given") is given:
+    held, state = loader.__dict__, state_of(loader)
+    if state.adopted is given:
         return
-    held["_stoker_given"] = given
+    state.adopted = given
     held.update({name: given.get(name, default) for name, default in own.items()})
     held["worker_method"] = worker_word(loader.worker_method)
     held["device"] = None if loader.device is None else checked(loader.device)

@@ -23,10 +23,11 @@ from ..workers.faults import validate
 from ..workers.faults.policy import QUARANTINE
 from ..workers.read_threads import check as read_threads_check
 from . import engine
-from .adopt import AHEAD, follow
+from .adopt import AHEAD
 from .arguments import SHUFFLES, auto_workers, check_own, once
 from .engine import get_iterator
 from .loader_state import state_of
+from .takeover import follow
 
 T_co = TypeVar("T_co", covariant=True)
 _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6

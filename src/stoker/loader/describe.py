@@ -17,6 +17,7 @@ from ..core.division import divides
 from ..core.options import AutoWorkers
 from ..core.stacks import short
 from ..core.types import Batch, JsonObject
+from .loader_state import state_of
 
 
 def settings_of(loader: object) -> JsonObject:
@@ -51,10 +52,10 @@ def owner(loader: Any) -> Any:
     return vars(loader).get("d", loader) if getattr(loader, "dataset", None) is loader else loader
 
 
-def called(loader: object) -> str:
-    """The name of a loader whose construction was not watched."""
+def name_of(loader: object) -> str:
+    """The name of a loader in reports: of the line that made it, where that was watched."""
     whole = owner(loader)
-    return f"{type(whole).__name__} of {type(getattr(whole, 'dataset', None)).__name__}"
+    return state_of(loader).name or f"{type(whole).__name__} of {type(getattr(whole, 'dataset', None)).__name__}"
 
 
 def bypass(loader: object, it: object) -> str:

@@ -39,7 +39,7 @@ from ..workers.faults import validate
 from ..workers.fetcher import alone, staged_in
 from ..workers.protocol import WorkersUselessError
 from . import rank_batches
-from .describe import called
+from .describe import name_of
 from .device_iterator import ResidentIter, resident
 from .loader_state import LoaderState, state_of
 
@@ -72,7 +72,7 @@ def budget(loader: LoaderLike | None = None) -> Budget:
 def get_iterator(loader: LoaderLike) -> _BaseDataLoaderIter:
     """What stands behind ``_get_iterator``: an iterator that begins an epoch, or resumes a run."""
     state = state_of(loader)
-    rank_batches.compare(loader, loader.__dict__.get("_stoker_name") or called(loader))
+    rank_batches.compare(loader, name_of(loader))
     saved = state.pending_state
     if saved is None:
         return _make(loader, state)
@@ -329,7 +329,7 @@ def _pool(
         retreat=retreat,
         nodes=nodes,
         standby=standby,
-        late=None if threads or nodes is not None else loader.__dict__.get("_stoker_late"),
+        late=None if threads or nodes is not None else state.late,
     )
     it = PoolIter(loader, cursor, state.metrics, plan)
     state.iterators.add(it)
@@ -404,12 +404,13 @@ def with_dataset(
     own, own_collate = held["dataset"], held["collate_fn"]
     held["dataset"] = own if dataset is None else dataset
     held["collate_fn"] = own_collate if collate_fn is None else collate_fn
-    held["_stoker_late"] = late
+    state = state_of(loader)
+    state.late = late
     try:
         yield
     finally:
         held["dataset"], held["collate_fn"] = own, own_collate
-        held.pop("_stoker_late", None)
+        state.late = None
 
 
 def init_sees_dataset(loader: LoaderLike) -> bool:

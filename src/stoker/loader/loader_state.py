@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..core.metrics import LoaderMetrics
-from ..core.types import Index, JsonObject
+from ..core.types import Attributes, Index, JsonObject
 from ..device.pin_policy import Pinning
 from ..sampling.cursor import Cursor
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import Failure
+    from ..workers.protocol import LateDataset
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
     from .auto.in_process import InProcessTrial
@@ -35,6 +36,7 @@ class LoaderState:
         self.arenas: list[SlotReader] = []
         self.heaps: list[HeapWriter] = []
         self.metrics = LoaderMetrics()  # the loader's numbers
+        self.name = ""  # in reports; "" where nobody watches or asked yet
         self.first_count_reason = ""  # why ``num_workers="auto"`` began with its count; "" before it has
         self.rng_watch: GlobalRngUse | None = None  # draws from process-wide random generators in worker threads
         self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()  # those that are alive
@@ -42,6 +44,10 @@ class LoaderState:
         self.place: InProcessTrial | None = None  # decides whether workers pay; None where that is settled
         self.no_workers = ""  # why stoker starts none of its own accord; "" where it may
         self.own_workers: int | None = None  # the script's count, where ``--apply`` has set another one
+        self.applied: object = None  # what ``--apply`` has decided: ``tuning.applied_loader``
+        self.late: LateDataset | None = None  # may exchange the dataset in the middle of the epoch that begins
+        self.adopted: Attributes | None = None  # the settings of a ``stoker.DataLoader`` that were put in force
+        self.iterates_generator = False  # its class' ``__iter__`` returned a generator
         self.advised = False  # the dataset has been searched for lists that each forked worker copies
         self.warned: set[str] = set()  # why some settings have no effect, as far as the user was told
         self.pinning = Pinning()  # what is kept of ``pin_memory``

@@ -16,6 +16,7 @@ from ..core.errors import UsageError, one_line
 from ..core.options import BATCH_SIZE, AutoWorkers
 from ..core.types import LoaderLike, Sample
 from .engine import get_iterator, torch_get_iterator
+from .loader_state import state_of
 
 Loader = TypeVar("Loader", bound=LoaderLike)
 ENGINES = ("torch", "stoker")
@@ -122,6 +123,7 @@ def variant(
     twin = copy.copy(loader)
     fields = vars(twin)  # by its __dict__, because torch refuses to set these attributes of a loader that exists
     fields["_iterator"] = None
+    state_of(twin).adopted = state_of(loader).adopted  # the copy has those settings
     if num_workers is not None:
         fields["num_workers"] = num_workers
         if num_workers:

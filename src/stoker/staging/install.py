@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..core.errors import StokerError
 from ..core.types import Attributes, LoaderLike
 from ..core.warn import warn_user
-from ..loader import engine
-from ..loader.adopt import behind, carried_by
+from ..loader import engine, takeover
+from ..loader.adopt import carried_by
 from ..loader.dataloader import OWN, DataLoader
 from ..workers.fetcher import staged_in
 from .dataset import Staged
@@ -30,7 +30,7 @@ SHARED = (
 MAX_CACHES = 8  # datasets whose caches stay while no loader has them
 _lock = threading.Lock()
 _defaults: list[Attributes] = []  # of each install that is in effect, with those of earlier ones
-_patch: Any = None  # what replaces DataLoader's method meanwhile
+_claim: takeover.Settings | None = None
 _caches: dict[int, tuple[object, Staged | None]] = {}  # by a dataset's id: the dataset, and the same with a cache
 
 
@@ -51,33 +51,30 @@ def install(**defaults: Any) -> None:
         TypeError: another argument.
         UsageError, ValueError: a value that ``stoker.DataLoader`` refuses.
     """
-    global _patch
+    global _claim
     _check(defaults)
     with _lock:
         _defaults.append({**(_defaults[-1] if _defaults else {}), **defaults})
-        if _patch is None:
-            _patch = behind(
-                torch_loader.DataLoader._get_iterator,
-                lambda loader: _defaults[-1] if (own := carried_by(loader)) is None else own,
-                OWN,
-                _staged,
-            )
-            torch_loader.DataLoader._get_iterator = _patch  # type: ignore[method-assign]
+        if _claim is None:
+            _claim = takeover.Settings(_wanted, OWN, _staged)
+            takeover.give(_claim)
+
+
+def _wanted(loader: LoaderLike) -> Attributes:
+    carried = carried_by(loader)
+    return _defaults[-1] if carried is None else carried
 
 
 def uninstall() -> None:
     """Takes one ``install`` back. Iterators that exist go on with the engine they have. Without an install: nothing."""
-    global _patch
+    global _claim
     with _lock:
         if _defaults:
             _defaults.pop()
-        if _defaults or _patch is None:
+        if _defaults or _claim is None:
             return
-        _patch.wanted = lambda loader: None  # a wrapper that was put around it meanwhile may still call it
-        base: Any = torch_loader.DataLoader
-        if base._get_iterator is _patch:
-            base._get_iterator = _patch.before
-        _patch = None
+        takeover.withdraw(_claim)
+        _claim = None
         _caches.clear()
 
 

@@ -29,6 +29,7 @@ from multiprocessing import parent_process
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, SequentialSampler, get_worker_info
 
 from ..core.allocator import keep_freed_memory
@@ -42,6 +43,7 @@ from ..core.resources import ranks
 from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import first_guess
+from ..loader.describe import name_of
 from ..loader.loader_state import state_of
 from ..sampling.generators import find_generators
 from ..sampling.worker_init import only_seeds
@@ -50,6 +52,7 @@ from ..staging.streams import dataset_inside
 from ..staging.trial import TrialResult
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
+from .applied_loader import Draws, applied_to
 from .cached_epochs import WORTH, Epoch
 from .managed_dataset import ManagedDataset
 
@@ -73,12 +76,12 @@ _with_gradients: set[bool] = set()  # whether epochs were begun so, and so other
 _made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # that were not iterated yet
 
 
-def attach(module: Any, applied: JsonObject) -> None:
-    """Puts stoker's engine behind ``module.DataLoader``. ``applied``: gets one entry a loader: ``{"from": settings,
-    "to": settings, "reason": text, "measured_s": seconds, "cache": what is kept}``."""
+def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
+    """What makes iterators from now on. ``applied``: gets one entry a loader: ``{"from": settings, "to": settings,
+    "reason": text, "measured_s": seconds, "cache": what is kept}``."""
     keep_freed_memory()
 
-    def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
+    def make_iterator(loader: LoaderLike) -> Iterator[Batch]:
         staged: object = None
         collate_fn: Callable[..., Batch] | None = None
         late: LatePlan | None = None
@@ -94,7 +97,7 @@ def attach(module: Any, applied: JsonObject) -> None:
         with engine.with_dataset(loader, staged, late, collate_fn):
             return _watched(loader, make(loader))
 
-    module.DataLoader._get_iterator = _get_iterator
+    return make_iterator
 
 
 def loader_made(loader: LoaderLike) -> None:
@@ -108,7 +111,7 @@ def loader_made(loader: LoaderLike) -> None:
 def _begin_next_trial() -> None:
     while _made and not _is_trying():
         loader = _made.popleft()()
-        if loader is not None and "_stoker_applied" not in loader.__dict__:
+        if loader is not None and applied_to(loader).entry is None:
             with _left_as_it_is(loader):
                 # One that is known stays as it is: another loader may be about to use it.
                 if _is_manageable(loader) and not any(
@@ -122,18 +125,18 @@ def _is_trying() -> bool:
     return ranks() == 1 and any(known.is_trying for known in _datasets)
 
 
-def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
+def cache_alone(applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
     """Entered around what begins an epoch of a loader whose class makes iterators of its own (torchdata's
     ``StatefulDataLoader``): gives it the cache. Its workers are the class's. Those that stay have it if the trial ended
     before they were started. They are not told that an epoch begins, so a dataset that has changed ends their cache.
     """
     makes: Any = getattr(type(loader), "_get_iterator", None)
-    if not isinstance(loader, module.DataLoader) or makes is module.DataLoader._get_iterator:
+    if not isinstance(loader, TorchLoader) or makes is TorchLoader._get_iterator:
         return contextlib.nullcontext()
     asks_torch = "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",))
     if asks_torch or str(makes.__module__).startswith("stoker."):
         return contextlib.nullcontext()  # torch's is stoker's
-    run_already = getattr(loader, "_iterator", None) is not None and "_stoker_stays" not in loader.__dict__
+    run_already = getattr(loader, "_iterator", None) is not None and not applied_to(loader).has_cache_in_workers
     if loader.persistent_workers and (run_already or ranks() > 1):
         return contextlib.nullcontext()
     if engine.init_sees_dataset(loader) or not _is_manageable(loader):
@@ -147,7 +150,7 @@ def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> context
             managed.staged._begin()
             staged = managed.staged_for(loader)
             if loader.persistent_workers and staged is not None:
-                loader.__dict__["_stoker_stays"] = True
+                applied_to(loader).has_cache_in_workers = True
     return engine.with_dataset(loader, staged, None, collate_fn)
 
 
@@ -157,8 +160,7 @@ def _left_as_it_is(loader: LoaderLike) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        name = loader.__dict__.get("_stoker_name", "?")
-        sys.stderr.write(f"stoker: {name}: left as it is: {one_line(e)}\n")
+        sys.stderr.write(f"stoker: {name_of(loader)}: left as it is: {one_line(e)}\n")
 
 
 def refresh() -> None:
@@ -180,7 +182,7 @@ def refresh() -> None:
 
 def _is_manageable(loader: LoaderLike) -> bool:
     # An iterable dataset's shards depend on the count, so that stays; "auto" takes care of itself.
-    is_auto = isinstance(loader.num_workers, AutoWorkers) and "_stoker_applied" not in loader.__dict__
+    is_auto = isinstance(loader.num_workers, AutoWorkers) and applied_to(loader).entry is None
     is_stream = isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__")
     return not is_auto and loader._dataset_kind == 0 and engine.SUPPORTED and not is_stream
 
@@ -218,7 +220,7 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     known.take_result(waits_s if is_first else 0)
     if is_first and known.trial is not None:
         _vain.append(known.waited_s)
-    if "_stoker_applied" not in loader.__dict__ or (known.trial is None and loader.__dict__["_stoker_undecided"]):
+    if applied_to(loader).entry is None or (known.trial is None and applied_to(loader).is_undecided):
         _decide(loader, known, applied, why_own_count)
     return known
 
@@ -250,8 +252,9 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
     return known
 
 
-def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_own_count: str) -> None:
+def _decide(loader: LoaderLike, known: ManagedDataset, entries: JsonObject, why_own_count: str) -> None:
     """Decides a loader's settings."""
+    applied = applied_to(loader)
     own = int(loader.num_workers)
     count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
     where = os.environ.get(WORKERS_ON, "")
@@ -263,15 +266,15 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
     _use_workers(loader, count, by_task)
     # Threads that read ahead load samples in another order, and several at once.
     is_safe = known.found is not None and known.found.is_stateless
-    if loader.__dict__.get("read_threads") is None or "_stoker_applied" in loader.__dict__:
+    if loader.__dict__.get("read_threads") is None or applied.entry is not None:
         loader.__dict__["read_threads"] = "auto" if is_safe else 1
     # Whether a loader without workers gets some is decided again when the trial has ended, and what its own collate
     # function takes, or whether its samples draw, is known.
     may_collate = not is_plain(loader.collate_fn)
     is_open = known.waits or known.trial is not None or may_collate or UNSEEN in reason
-    loader.__dict__["_stoker_undecided"] = not (count or why_own_count) and is_open
-    name = loader.__dict__.get("_stoker_name", "?")
-    entry = applied[name] = loader.__dict__.setdefault("_stoker_applied", {})
+    applied.is_undecided = not (count or why_own_count) and is_open
+    name = name_of(loader)
+    applied.entry = entry = entries[name] = {} if applied.entry is None else applied.entry
     _entries[name] = entry, known, weakref.ref(loader)
     entry |= {
         "from": {"num_workers": own},
@@ -327,7 +330,7 @@ def _why_own_count(loader: LoaderLike) -> str:
 def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     """Why a loader without workers is to have none: random numbers that making its batches draws in the script's
     process, where the sampler's next order is drawn, too; "" where none are."""
-    seen: _Draws = loader.__dict__.get("_stoker_draws") or _Draws()
+    seen = applied_to(loader).draws
     if found.draws or seen.moved:
         return "making its batches draws random numbers, and what the script draws next depends on that"
     may_draw = found.may_draw or not is_plain(loader.collate_fn)
@@ -335,29 +338,21 @@ def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     return "" if is_known else UNSEEN
 
 
-class _Draws:
-    """Whether making batches in the script's process has moved a random generator."""
-
-    batches = 0  # that were looked at
-    moved = False
-
-
 def _watched(loader: LoaderLike, it: Iterator[Batch]) -> Iterator[Batch]:
     """The iterator; of a loader that may get workers later it is noted whether making a batch draws."""
     fetcher = getattr(it, "_dataset_fetcher", None)
-    if fetcher is None or not loader.__dict__.get("_stoker_undecided"):
+    if fetcher is None or not applied_to(loader).is_undecided:
         return it
-    seen: _Draws = loader.__dict__.setdefault("_stoker_draws", _Draws())
     generators = find_generators(loader.collate_fn)
     generators += [] if loader.generator is None else [("generator", loader.generator)]
-    it._dataset_fetcher = _WatchedFetcher(fetcher, seen, generators)  # type: ignore[attr-defined]
+    it._dataset_fetcher = _WatchedFetcher(fetcher, applied_to(loader).draws, generators)  # type: ignore[attr-defined]
     return it
 
 
 class _WatchedFetcher:
     """torch's fetcher, and whether it draws. No part of it refers to the whole: a dataset ends with its iterator."""
 
-    def __init__(self, fetcher: Any, seen: _Draws, generators: list[tuple[str, Any]]) -> None:
+    def __init__(self, fetcher: Any, seen: Draws, generators: list[tuple[str, Any]]) -> None:
         self._fetcher, self._seen, self._generators = fetcher, seen, generators
 
     def fetch(self, index: Index) -> Batch:

@@ -39,6 +39,7 @@ from ..staging.split import Split
 from ..staging.trial import TrialResult
 from ..staging.verify import attribute_of_dataset, changed_name
 from ..workers.fetcher import is_plain
+from .applied_loader import applied_to
 from .cached_epochs import CachedEpochs, Maker, why_not
 
 if TYPE_CHECKING:
@@ -316,17 +317,17 @@ class ManagedDataset:
         staged, found = self.staged, self.found
         if staged is None or found is None or found.changes or not staged.usable or not int(loader.num_workers):
             return False
-        epochs = loader.__dict__.get("_stoker_epochs")
-        if epochs is None:
+        applied = applied_to(loader)
+        if applied.epochs is None:
             plan, memo = found.plan, found.memo
             sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
             sample_s += found.collate_s
-            epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
-        is_filled = epochs.is_filled(*self._filled(staged, loader))
-        if is_filled and "_stoker_in_workers" not in loader.__dict__:
-            loader.__dict__["_stoker_in_workers"] = found.only_in_workers or why_not(loader)
-        may = is_filled and not loader.__dict__["_stoker_in_workers"]
-        if epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
+            applied.epochs = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
+        is_filled = applied.epochs.is_filled(*self._filled(staged, loader))
+        if is_filled and applied.only_in_workers is None:
+            applied.only_in_workers = found.only_in_workers or why_not(loader)
+        may = is_filled and not applied.only_in_workers
+        if applied.epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
             return False
         staged._begin()
         return staged.usable and staged.account.filled > 0
@@ -352,7 +353,7 @@ class ManagedDataset:
         self.by_script = True
 
         def failed(error: str) -> None:
-            self.failed_in_script = loader.__dict__["_stoker_in_workers"] = error
+            self.failed_in_script = applied_to(loader).only_in_workers = error
 
         def make(loader: LoaderLike) -> Iterator[Batch]:
             it: WorkerlessIter

@@ -1,8 +1,8 @@
 """What runs in a worker process: tasks in, batches out, until it is told to leave.
 
 1. ``main`` sets up the process: signals, inherited descriptors, native threads.
-2. ``_ProcessWorker.run`` calls ``worker_init_fn``, restores the random state of the worker that it replaces, if any, and
-   says that it is ready.
+2. ``_ProcessWorker.run`` calls ``worker_init_fn``, restores the random state of the worker that it replaces, if any,
+   and says that it is ready.
 3. ``_serve_own`` or ``_serve_shared`` waits for a task: from the worker's own pipe, or from the queue that all read.
 4. ``_answer`` makes the batch (``TaskRunner``), puts it into a slot (``_encode``), and sends a record to the parent.
 

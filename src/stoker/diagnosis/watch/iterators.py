@@ -30,6 +30,7 @@ from ...core.patches import Patches
 from ...core.ranks import rank_and_ranks
 from ...core.types import Batch, LoaderLike
 from ...loader.describe import bypass, count, settings_of
+from ...loader.loader_state import state_of
 from ...loader.rank_batches import batches_of, compare
 from . import fetch
 from .clock import Clock
@@ -82,7 +83,7 @@ def watched_iterator(
     _opening.count += 1
     # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
     own = getattr(type(loader), "__iter__", None)
-    clocked = not hasattr(own, "_stoker_generator") and "_stoker_is_generator" not in loader.__dict__
+    clocked = not hasattr(own, "_stoker_generator") and not state_of(loader).iterates_generator
     try:
         with watch.around(loader):
             it = make()
@@ -148,7 +149,7 @@ def watched_iter_method(watch: ProcessWatch, patches: Patches, start: Start) -> 
         if _opening.count > before:
             return it
         if isinstance(it, types.GeneratorType):
-            self.__dict__["_stoker_is_generator"] = True
+            state_of(self).iterates_generator = True
             return _read_generator(watch, patches, self, it)
         return watched_iterator(watch, patches, self, lambda: it)
 

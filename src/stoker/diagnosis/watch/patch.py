@@ -25,8 +25,9 @@ import torch.utils.data.dataloader as torch_loader
 from ...core.errors import UsageError
 from ...core.patches import Patches, subclasses
 from ...core.types import Batch, LoaderLike
-from ...loader import engine  # noqa: F401  defines stoker's iterators: classes that exist are watched
+from ...loader import takeover  # with the engine, which defines stoker's iterators: classes that exist are watched
 from ...loader.describe import named
+from ...loader.loader_state import state_of
 from ...workers import hangs
 from . import fetch
 from .iterators import GeneratorIterator, Start, watch_iterators, watched_iter_method, watched_iterator
@@ -36,7 +37,7 @@ _own: ProcessWatch | None = None  # the watch on this process, once there is one
 _patches = Patches()
 _in_session = False  # a stoker.watch() has begun and not ended
 _users = 0  # that have begun or shared the watch and not ended it
-_switch: Any = None  # what ``apply_on`` has put in the place of torch's method, while it stands there
+_maker: takeover.Maker | None = None  # of iterators, since ``apply_on``
 
 
 def begin() -> ProcessWatch:
@@ -79,47 +80,24 @@ def end(watch: ProcessWatch, session: bool = False) -> None:
 
 def apply_on() -> None:
     """From now on this process' loaders have what ``--apply`` gives. Called again: nothing."""
-    global _switch
+    global _maker
     watch = _known()
-    if watch.apply:
-        return
-    base: Any = torch_loader.DataLoader
-    _patch(torch_loader, watch)
-    before = base._get_iterator
-    _apply(torch_loader, watch)
-    if _switch is None:
-        _switch = _switched(watch, base._get_iterator, before)
-        base._get_iterator = _switch
-    else:  # others stand on it
-        base._get_iterator = before
-        del _switch.wanted
+    if not watch.apply:
+        _patch(torch_loader, watch)
+        _maker = _apply(watch)
 
 
 def apply_off() -> None:
     """Takes ``apply_on`` back: iterators made from now on are torch's. Without one: nothing."""
-    global _switch
+    global _maker
     watch = _known()
-    if _switch is None or not watch.apply:
+    if _maker is None:
         return
-    base: Any = torch_loader.DataLoader
     watch.apply, watch.refresh, watch.made, watch.around = False, None, None, unchanged
-    _switch.wanted = lambda loader: None  # as ``loader.adopt.behind`` marks what is to be passed over
-    if base._get_iterator is _switch:
-        base._get_iterator = _switch.before
-        _switch = None
+    takeover.withdraw(_maker)
+    _maker = None
     if not watch.on:
         _patches.undo()
-
-
-def _switched(watch: ProcessWatch, applied: Start, before: Start) -> Start:
-    """Something may be put around it meanwhile, as ``stoker.install`` does, so it stays where it is."""
-
-    def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
-        return applied(loader) if watch.apply else before(loader)
-
-    this: Any = _get_iterator
-    this.before = before
-    return _get_iterator
 
 
 def _known() -> ProcessWatch:
@@ -145,18 +123,20 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
     if os.environ.get("STOKER_DEBUG") == "1":
         from ...loader.inline_iterator import DebugIter
 
-        module.DataLoader._get_iterator = lambda loader: DebugIter(loader)  # stoker's own class asks the engine
+        takeover.make_with(DebugIter)  # stoker's own class asks the engine
     if watch.apply:
-        _apply(module, watch)
+        _apply(watch)
     return watch
 
 
-def _apply(module: ModuleType, watch: ProcessWatch) -> None:
+def _apply(watch: ProcessWatch) -> takeover.Maker:
     from ...tuning import apply
 
-    apply.attach(module, watch.applied)
+    maker = apply.begin(watch.applied)
+    takeover.make_with(maker)
     watch.apply, watch.refresh, watch.made = True, apply.refresh, apply.loader_made
-    watch.around = functools.partial(apply.cache_alone, module, watch.applied)
+    watch.around = functools.partial(apply.cache_alone, watch.applied)
+    return maker
 
 
 def _new() -> ProcessWatch:
@@ -184,7 +164,7 @@ def _making_loader(watch: ProcessWatch, init: Callable[..., None]) -> Callable[.
     @functools.wraps(init)
     def __init__(self: LoaderLike, *args: object, **kwargs: object) -> None:
         dataset = args[0] if args else kwargs.get("dataset")
-        self.__dict__["_stoker_name"] = named.name(self, dataset, sys._getframe(1))
+        state_of(self).name = named.name(self, dataset, sys._getframe(1))
         init(self, *args, **kwargs)
         if watch.made is not None:
             watch.made(self)

@@ -19,7 +19,7 @@ from ...core import private_sockets, resources
 from ...core.metrics import LoaderMetrics
 from ...core.ranks import rank_and_ranks
 from ...core.types import JsonObject, LoaderLike
-from ...loader.describe import called, settings_of
+from ...loader.describe import name_of, settings_of
 from ...loader.loader_state import state_of
 from ...workers.can_start import why_not
 from .clock import Clock
@@ -80,7 +80,8 @@ class ProcessWatch:
 
     def metrics_of(self, loader: LoaderLike) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
-        name = loader.__dict__.setdefault("_stoker_name", called(loader))
+        state = state_of(loader)
+        name = state.name = name_of(loader)
         new = name not in self.loaders
         metrics = self.loaders.setdefault(name, LoaderMetrics(name))
         if new:
@@ -89,7 +90,6 @@ class ProcessWatch:
         if alive.get(id(loader)) is not loader:
             alive[id(loader)] = loader
             metrics.made, metrics.at_once = metrics.made + 1, max(metrics.at_once, len(alive))
-        state = state_of(loader)
         state.metrics = metrics
         metrics.settings.update(settings_of(loader))
         if not metrics.settings["num_workers"] and "no_workers" not in metrics.settings:

@@ -26,7 +26,7 @@ from ...transport.task_queue import supported
 from ...workers.can_start import why_not
 from ...workers.exceptions import note
 from ...workers.faults import validate
-from ..describe import called
+from ..describe import name_of
 from ..inline_iterator import here
 from ..scheduler import Retreat
 from .controller import Controller
@@ -77,7 +77,7 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
 def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
     """What becomes of a loader whose workers, chosen by stoker, cannot do their work."""
     ref, before = weakref.ref(loader), int(loader.num_workers)
-    name = loader.__dict__.get("_stoker_name") or called(loader)
+    name = name_of(loader)
 
     def said(reason: str) -> None:
         loader = ref()

@@ -1,0 +1,124 @@
+"""What replaces ``DataLoader._get_iterator`` of torch: one function that asks who wants a loader.
+
+- *Settings*: ``follow`` and ``stoker.install`` have a loader made with arguments of ``stoker.DataLoader``. The newest
+  one that wants it gives them.
+- *Maker*: ``--apply`` and ``STOKER_DEBUG=1`` make the iterator, of any loader. Else stoker's engine makes it where
+  settings were given, and torch's method where not.
+
+Another library may put a wrapper around this function, and still call it when nobody wants anything here any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from torch.utils.data import dataloader as torch_loader
+
+from ..core.types import Attributes, Batch, LoaderLike
+from ..device.prefetch import ahead
+from . import engine
+from .adopt import adopt, carried_by, warns_of_lost_engine
+
+Maker: TypeAlias = Callable[[LoaderLike], Iterator[Batch]]
+
+
+class Settings(NamedTuple):
+    """Gives loaders settings. ``wanted``: those of a loader, None: it is left alone. ``own``: the arguments that
+    torch's class does not have, with their defaults. ``staged``: a loader's dataset with the cache that ``cache=``
+    names, None: its own."""
+
+    wanted: Callable[[LoaderLike], Attributes | None]
+    own: Attributes
+    staged: Callable[[LoaderLike, str], object] = lambda loader, cache: None
+
+
+class _Replacement(NamedTuple):
+    """One function that stands in torch's class. There is a second one only above a wrapper that somebody else put
+    around the first."""
+
+    function: Maker
+    before: Maker
+    wanted_by: list[Settings | Maker]
+
+
+_lock = threading.Lock()
+_settings: list[Settings] = []  # the newest first
+_makers: list[Maker] = []
+_replaced: list[_Replacement] = []  # the innermost first
+
+
+def give(settings: Settings) -> None:
+    """Loaders have these settings from their next iterator on."""
+    with _lock:
+        _settings.insert(0, settings)
+        _replace_for(settings)
+
+
+_following = False
+
+
+def follow(own: Attributes) -> None:
+    """Stands behind loaders that frameworks build of torch's class from a ``stoker.DataLoader``'s attributes.
+    Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Other loaders are
+    left alone."""
+    global _following
+    if _following:
+        return
+    _following = True
+    give(Settings(carried_by, own))
+    base: Any = torch_loader.DataLoader
+    base.check_worker_number_rationality = warns_of_lost_engine(base.check_worker_number_rationality)
+
+
+def make_with(maker: Maker) -> None:
+    """All iterators of torch's class come from ``maker`` from now on."""
+    with _lock:
+        _makers.insert(0, maker)
+        _replace_for(maker)
+
+
+def withdraw(claim: Settings | Maker) -> None:
+    """Takes ``give`` or ``make_with`` back. Without it: nothing."""
+    base: Any = torch_loader.DataLoader
+    with _lock:
+        _settings[:] = [settings for settings in _settings if settings is not claim]
+        _makers[:] = [maker for maker in _makers if maker is not claim]
+        for replacement in _replaced:
+            replacement.wanted_by[:] = [c for c in replacement.wanted_by if c is not claim]
+        while _replaced and not _replaced[-1].wanted_by and base._get_iterator is _replaced[-1].function:
+            base._get_iterator = _replaced.pop().before
+
+
+def _replace_for(claim: Settings | Maker) -> None:
+    base: Any = torch_loader.DataLoader
+    before = base._get_iterator
+    if not _replaced or before is not _replaced[-1].function:
+
+        def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
+            return _iterator(loader, before)
+
+        base._get_iterator = _get_iterator
+        _replaced.append(_Replacement(_get_iterator, before, []))
+    _replaced[-1].wanted_by.append(claim)
+
+
+def _iterator(loader: LoaderLike, before: Maker) -> Iterator[Batch]:
+    for settings in _settings:
+        given = settings.wanted(loader)
+        if given is not None:
+            return _with_settings(loader, given, settings, _makers[0] if _makers else engine.get_iterator)
+    return (_makers[0] if _makers else before)(loader)
+
+
+def _with_settings(loader: LoaderLike, given: Attributes, settings: Settings, make: Maker) -> Iterator[Batch]:
+    if given:
+        adopt(loader, given, settings.own)
+    cache = given.get("cache")
+    with engine.with_dataset(loader, None if cache is None else settings.staged(loader, cache)):
+        it = make(loader)
+    if given.get("device") is None:
+        return it
+    adopted: Any = loader
+    return ahead(it, adopted.device, transform=adopted.transform_on_device)
