@@ -26,7 +26,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -82,22 +82,34 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
     keep_freed_memory()
 
     def make_iterator(loader: LoaderLike) -> Iterator[Batch]:
-        staged: object = None
-        collate_fn: Callable[..., Batch] | None = None
-        late: LatePlan | None = None
-        make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
+        chosen = EpochChoice()
         with _left_as_it_is(loader):
-            known = _manage(loader, applied) if _is_manageable(loader) else None
-            staged = _stream_with_cache(loader, applied) if known is None else known.staged_for(loader)
-            collate_fn = None if known is None else known.collate_for(loader)
-            if known is not None and known.is_for_script(loader):
-                make = known.without_workers(loader, collate_fn)
-            late = None if known is None else known.late_plan(loader)
+            chosen = _choose(loader, applied)
         _begin_next_trial()
-        with engine.with_dataset(loader, staged, late, collate_fn):
-            return _watched(loader, make(loader))
+        with engine.with_dataset(loader, chosen.dataset, chosen.late, chosen.collate_fn):
+            return _watched(loader, chosen.make(loader))
 
     return make_iterator
+
+
+class EpochChoice(NamedTuple):
+    """How the epoch that begins is made. None: the loader's own."""
+
+    dataset: object = None
+    collate_fn: Callable[..., Batch] | None = None
+    late: LatePlan | None = None
+    make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
+
+
+def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
+    """Decides on the loader's settings where they are open, and on its next epoch."""
+    if not _is_manageable(loader):
+        return EpochChoice(_stream_with_cache(loader, applied))
+    known = _manage(loader, applied)
+    staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
+    in_script = known.is_for_script(loader)  # which begins the epoch
+    make = known.without_workers(loader, collate_fn) if in_script else engine.get_iterator
+    return EpochChoice(staged, collate_fn, known.late_plan(loader), make)
 
 
 def loader_made(loader: LoaderLike) -> None:
@@ -221,7 +233,7 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     if is_first and known.trial is not None:
         _vain.append(known.waited_s)
     if applied_to(loader).entry is None or (known.trial is None and applied_to(loader).is_undecided):
-        _decide(loader, known, applied, why_own_count)
+        _decide_settings(loader, known, applied, why_own_count)
     return known
 
 
@@ -252,7 +264,7 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
     return known
 
 
-def _decide(loader: LoaderLike, known: ManagedDataset, entries: JsonObject, why_own_count: str) -> None:
+def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObject, why_own_count: str) -> None:
     """Decides a loader's settings."""
     applied = applied_to(loader)
     own = int(loader.num_workers)
