@@ -84,8 +84,6 @@ class ProcessWatch:
         name = state.name = name_of(loader)
         new = name not in self.loaders
         metrics = self.loaders.setdefault(name, LoaderMetrics(name))
-        if new:
-            self.send()  # before its first batch: from here on the live rows say how far it came
         alive = self._alive.setdefault(name, weakref.WeakValueDictionary())
         if alive.get(id(loader)) is not loader:
             alive[id(loader)] = loader
@@ -94,6 +92,8 @@ class ProcessWatch:
         metrics.settings.update(settings_of(loader))
         if not metrics.settings["num_workers"] and "no_workers" not in metrics.settings:
             metrics.settings["no_workers"] = why_not(loader, threads=True)
+        if new:
+            self.send()  # before its first batch: from here on the live rows say how far it came
         return metrics
 
     def times_of(self, metrics: LoaderMetrics) -> WorkerTimes:
