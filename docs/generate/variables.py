@@ -44,6 +44,7 @@ OWN = {
     "STOKER_RUN": "The folder of the run's sockets: on one `stoker run` listens, at others ranks meet.",
     "STOKER_HOME": "The folder from which the watched process imports stoker.",
     "STOKER_APPLY": "`1`: with `--apply`.",
+    "STOKER_KEEP": "What was given to `--keep`.",
     "STOKER_ON_MISMATCH": "`stop`: with `--on-mismatch stop`.",
     "STOKER_DEBUG": "`1`: with `--debug`.",
     "STOKER_MAX_STEPS": "The number given to `--max-steps`.",

@@ -32,5 +32,5 @@ def _on_node(cls: type[Staged], state: Attributes, cache: CacheOfWorker | None) 
     staged = object.__new__(cls)
     memories = () if cache is None else cache.memories
     staged.__setstate__({**state, "cache": state["cache"] if memories else None, "_memories": memories})
-    staged._filler.cluster = cache
+    staged._filler.elsewhere = cache
     return staged

@@ -32,6 +32,7 @@ import click
 from ..core import output, private_sockets
 from ..core.elsewhere import elsewhere, kinds
 from ..core.errors import UsageError, one_line
+from ..core.options import parse_bytes
 from ..core.processes import die_with_parent
 from ..core.types import JsonObject
 from . import arguments
@@ -67,6 +68,7 @@ class Options:
     command: tuple[str, ...]
     module: bool
     apply: bool
+    keep: str
     on_mismatch: str
     workers_on: str
     json_path: Path
@@ -82,6 +84,10 @@ class Options:
         return ["-m", *self.command] if self.module else list(self.command)
 
 
+def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    return value if value in ("no", "disk") else str(parse_bytes(value, 0, "--keep"))
+
+
 # Options of the script are not parsed: the first argument that is not an option ends stoker's.
 @arguments.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--apply", is_flag=True, help="Use stoker's engine, cache and number of workers in its loaders.")
@@ -90,6 +96,14 @@ class Options:
     default="",
     metavar="ray[:HOST:PORT]",
     help="With --apply: the nodes of this Ray cluster make batches, too (stoker[ray]).",
+)
+@click.option(
+    "--keep",
+    default="no",
+    metavar="no|disk|SIZE",
+    show_default=True,
+    callback=_checked_keep,
+    help="With --apply: keep the cache for the next run, on disk. disk: a tenth of what is free; else bytes or 20GB.",
 )
 @click.option(
     "--on-mismatch",
@@ -372,6 +386,7 @@ def _environment(folder: str, options: Options) -> dict[str, str]:
         STOKER_RUN=folder,
         STOKER_HOME=str(SOURCE),
         STOKER_APPLY="1" if options.apply else "",
+        STOKER_KEEP=options.keep if options.apply else "",
         STOKER_ON_MISMATCH=options.on_mismatch if options.apply else "",
         STOKER_WORKERS_ON=options.workers_on,
         STOKER_DEBUG="1" if options.debug else "",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from .change_watch import ON_MISMATCH, ChangeWatch, Discards, shortly
 from .executed_code import written_by
 from .filling import Filler, MadePart
 from .inputs import Inputs
+from .keep import KeptSamples
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
 from .source_files import SourceFiles
@@ -107,6 +111,7 @@ class Staged(Dataset[Sample]):
         self._memories = tuple(_memories)  # of the node, for the first store and its table
         self._table: Table | None = None
         self._store: Store | None = None
+        self._kept: KeptSamples | None = None  # between runs
         self._epochs_are_announced = False  # by stoker's loader
         self._begin_cache()
 
@@ -161,6 +166,7 @@ class Staged(Dataset[Sample]):
         self._unmarked = mark(self._watch.functions) if split is not None else ""
         is_whole = self._augment is None
         self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, self._vetted, self._disable)
+        self._filler.elsewhere = self._kept
 
     def _inputs(self, across_runs: bool = False) -> Inputs:
         """What the deterministic part may read, now."""
@@ -304,8 +310,12 @@ class Staged(Dataset[Sample]):
         if not changes and len(self.dataset) == self._samples:
             if self.account.filled:  # else nothing was made since the last change: the same epoch is announced twice
                 self._discards.end_row()
+                self._save()
             return
         self._discards.add(changes)
+        if self._kept is not None:
+            self._kept.end()
+            self._kept = None  # it is a cache of the dataset as it was
         if self._store is not None and self._store.medium.kind == "RAM" and self.account.ranks == 1:
             self._store.shut("the dataset changed")  # workers of another epoch may still have it
         reason, consequence = shortly(changes) or "its length changed", ""
@@ -321,12 +331,25 @@ class Staged(Dataset[Sample]):
             self._bind()
         warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
 
+    def keep_between_runs(self, base: Path, most: int) -> int:
+        """Reads what earlier runs left in a folder of at most ``most`` bytes, and leaves there what this one makes.
+        Returns how many samples were found. Raises UsageError: what the samples depend on has no key."""
+        kept = KeptSamples(base, name_of(self.dataset), self._key(), self._samples, most)
+        if kept.is_right(self._prepare):
+            self._kept = self._filler.elsewhere = kept
+            atexit.register(_save_at_exit, weakref.ref(self))
+        return kept.found
+
+    def _save(self) -> None:
+        if self._kept is not None and self._store is not None:
+            self._kept.save(self._store)
+
     def look_again(self) -> None:
         """An epoch begins, in a worker that stays: it checks for changes in memory that it shares with the parent."""
         self._watch.check_soon()
         self._filler.begin_epoch()
-        if self._filler.cluster is not None:
-            self._filler.cluster.look_again()
+        if self._filler.elsewhere is not None:
+            self._filler.elsewhere.look_again()
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may be served from it and stored in it here and now."""
@@ -339,6 +362,8 @@ class Staged(Dataset[Sample]):
     def _disable(self, reason: str, stale: bool = False) -> None:
         """Ends the cache, in all processes. ``stale``: samples that were served may have been wrong."""
         first, last = self._first_epoch + 1, self._epoch
+        if stale and self._kept is not None:
+            self._kept.discard()
         if stale and last > first:
             reason += f"; epochs {first} to {last} may have had stale samples"
         if self._store is not None and self._store.shut(reason):
@@ -437,3 +462,9 @@ class Staged(Dataset[Sample]):
     def _stoker_batches(self, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool) -> Batches:
         """What makes batches of indices for stoker's loader."""
         return Batches(self, collate, select, plain)
+
+
+def _save_at_exit(ref: weakref.ref[Staged]) -> None:
+    staged = ref()
+    if staged is not None and staged.usable and not staged._watch.changes():
+        staged._save()

@@ -51,7 +51,7 @@ def _same_part(a: MadePart | None, b: MadePart | None) -> bool:
 
 
 class OtherCaches(Protocol):
-    """Caches of the same dataset on other machines. ``stoker_ray.cluster_cache`` has them."""
+    """Caches of the same dataset on other machines (``stoker_ray.cluster_cache``), or of earlier runs (``keep``)."""
 
     def look_again(self) -> None:
         """An epoch begins: they may have what they did not have before."""
@@ -91,7 +91,7 @@ class Filler:
         self._generators_pid = 0
         self.read_threads: int | str = "auto"  # see ``DataLoader``
         self.reads: ReadThreads | None = None
-        self.cluster: OtherCaches | None = None  # in a worker on a node of a cluster
+        self.elsewhere: OtherCaches | None = None
 
     def _inputs(self) -> Inputs | None:
         """What any sample may read, now. None: what ``prepare`` changes is the user's affair."""
@@ -133,16 +133,16 @@ class Filler:
         return fetched | {k: value for k, (value, _) in parts.items()}
 
     def _fetch(self, store: Store, indices: Sequence[Index], misses: list[int]) -> dict[int, Sample]:
-        """Deterministic parts by position, as far as other nodes of the cluster have them. They are stored here."""
-        if self.cluster is None:
+        """Deterministic parts by position, as far as they are elsewhere. They are stored here."""
+        if self.elsewhere is None:
             return {}
         wanted = {k: int(indices[k]) % self._samples for k in misses}
         asked = sorted(set(wanted.values()) - self._without_part)
-        samples = self.cluster.fetch(asked, self.part_s)
+        samples = self.elsewhere.fetch(asked, self.part_s)
         try:
             found = {k: layout(samples[i][0], False).put(samples[i][1]) for k, i in wanted.items() if i in samples}
             if samples:
-                store.admit(samples, 0)
+                store.admit(samples, 0, fetched=True)
             return found
         except CacheError:  # of a class that this process has not defined
             return {}

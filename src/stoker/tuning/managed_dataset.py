@@ -16,6 +16,7 @@ import numpy as np
 from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
 from ..core.errors import UsageError
+from ..core.filesystems import is_far
 from ..core.options import AutoWorkers
 from ..core.resources import ranks
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
@@ -25,7 +26,7 @@ from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, Work
 from ..loader.loader_state import state_of
 from ..sampling.generators import find_generators
 from ..sampling.worker_init import only_seeds
-from ..staging import subsets
+from ..staging import keep, subsets
 from ..staging.change_watch import STALE, Discards, shortly
 from ..staging.collated import Collated
 from ..staging.dataset import Staged
@@ -36,6 +37,7 @@ from ..staging.late_plan import LatePlan
 from ..staging.node_cache import start_trial
 from ..staging.plan import Plan
 from ..staging.split import Split
+from ..staging.store.folder import root
 from ..staging.trial import TrialResult
 from ..staging.verify import attribute_of_dataset, changed_name
 from ..workers.fetcher import is_plain
@@ -74,6 +76,8 @@ class ManagedDataset:
         self.staged: Staged | None = None  # the dataset with its cache
         self.collated: Staged | None = None  # the collate function of one of its loaders, with a cache
         self._filled_before = 0  # results in that when the last epoch began
+        self.kept_before = 0  # samples that earlier runs left on disk
+        self.why_not_kept = ""  # for the next run
         self.start_s = 0.0  # that the script waited while the trial was started
         self.waited_s = 0.0  # that it waited for the trial's end
         self.by_script = False  # batches that came from the cache were made in the script's own process
@@ -221,9 +225,21 @@ class ManagedDataset:
         if staged.account.budget < LEAST_SHARE * nbytes:
             return f"it would not fit: {nbytes / 1e9:,.1f} GB"
         staged.stands_for = dataset
+        self._keep(staged)
         self.staged = staged
         self._dataset = lambda: dataset
         return ""
+
+    def _keep(self, staged: Staged) -> None:
+        """Connects a cache with what earlier runs left of it, where ``--keep`` asks for that. Ranks and what is read
+        from servers, which nobody can ask for stamps, do without; so do results of calls."""
+        most = keep.quota(root())
+        if not most or staged.capacity != len(staged) or ranks() > 1 or is_far(staged.dataset):
+            return
+        try:
+            self.kept_before = staged.keep_between_runs(root(), most)
+        except (UsageError, OSError) as e:
+            self.why_not_kept = str(e)
 
     def _stage_collate(self, found: TrialResult | None, loader: LoaderLike | None) -> None:
         """Stages the collate function of the loader for which the trial was made."""
@@ -384,6 +400,8 @@ class ManagedDataset:
             "calls": now.memo is not None,
             "filled": account.filled,
             "nbytes": account.nbytes,
+            "from_earlier_runs": self.kept_before,
+            "why_not_kept": self.why_not_kept,  # for later ones
             "shared": account.ranks,  # of this node, that fill and read one cache: "nbytes" is counted in each of them
             "fill_s": account.keep_s,
             "discarded": "" if self.staged.usable else account.reason,

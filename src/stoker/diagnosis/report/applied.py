@@ -47,6 +47,10 @@ def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding 
         of = f"of {cache.samples:,} " if cache.samples else ""
         what = "results of calls" if cache.calls else f"{of}samples"
         text += f": {cache.filled:,} {what}, {human_bytes(cache.nbytes)}"
+    if cache.from_earlier_runs:
+        text += f", {cache.from_earlier_runs:,} of them from earlier runs"
+    if cache.why_not_kept:
+        text += f"; none is kept for the next run: {cache.why_not_kept}"
     if cache.why_not:
         text += f"; not more, because {cache.why_not}"
     return Finding(

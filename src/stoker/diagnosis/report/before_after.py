@@ -59,6 +59,8 @@ def _first_epoch_without_stoker(loader: schema.LoaderReport, changed: schema.App
     now, cache = loader.epoch_s, changed.cache
     if not (cache.filled or changed.after.staged) or now.later is None or now.first is None:
         return None
+    if cache.from_earlier_runs:  # nothing was made as without stoker
+        return None
     spent = changed.measured_s + cache.fill_s / max(1, loader.settings.num_workers)
     return now.first - spent if spent < now.first else now.first
 

@@ -138,7 +138,8 @@ class EpochTimes(Struct):
 class Cache(Struct):
     """What ``--apply`` caches for a loader. ``calls``: ``filled`` counts results of calls, of which a sample has any
     number. ``stale``: it was discarded because a sample was made again and was another. ``collate``: calls of the
-    collate function whose results are kept."""
+    collate function whose results are kept. ``from_earlier_runs``: samples that ``--keep`` found on disk;
+    ``why_not_kept``: why it leaves none for later ones."""
 
     kept: str = ""
     cut: str = ""
@@ -152,6 +153,8 @@ class Cache(Struct):
     discarded: str = ""
     stale: bool = False
     collate: str = ""
+    from_earlier_runs: int = 0
+    why_not_kept: str = ""
 
 
 class LoaderSettings(Struct):

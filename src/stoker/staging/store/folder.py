@@ -165,6 +165,11 @@ class Folder:
     def give_back(self, start: int) -> None:
         """Does nothing: the system drops pages of files itself."""
 
+    def sync(self) -> None:
+        """Brings what was written to the disk."""
+        for fd, _ in self._files.values():
+            os.fdatasync(fd)
+
     def seal(self) -> None:
         """All samples are stored: brings them to the disk and gives the folder its final name."""
         if self.path.suffix != PART or not self.writable:
@@ -228,12 +233,17 @@ def _read_manifest(path: Path) -> bytes:
         return file.read(MANIFEST_BYTES)
 
 
+def paths_for(base: Path, name: str, key: JsonObject) -> tuple[Path, Path]:
+    """The folder of a cache for this key, when it is complete and until then."""
+    final = base / f"{name}-{digest(key)}"
+    return final, final.with_name(final.name + PART)
+
+
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
     """The folder of a cache for this key: complete, partly filled, or new; and why an earlier one is not used, or
     "". ``key``: what the samples depend on; texts and numbers. Raises OSError: it cannot be created or opened;
     NotOwn."""
-    final = base / f"{name}-{digest(key)}"
-    part = final.with_name(final.name + PART)
+    final, part = paths_for(base, name, key)
     note = ""
     for path in (final, part):
         if path.is_dir():

@@ -38,11 +38,19 @@ def listed(base: Path) -> list[CacheFolder]:
         return []
     except OSError as e:
         raise UsageError(f"{base} cannot be listed: {e.strerror}") from e
-    return sorted(map(_look, found), key=lambda c: (-c.used, c.path))
+    looked = (_look(path) for path in found)
+    return sorted((c for c in looked if c is not None), key=lambda c: (-c.used, c.path))
 
 
-def _look(path: Path) -> CacheFolder:
-    files = {file.name: file.lstat() for file in path.iterdir()}
+def _look(path: Path) -> CacheFolder | None:
+    """None: a run has just renamed or removed it."""
+    files = {}
+    with contextlib.suppress(FileNotFoundError):
+        for file in path.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # one that was being made
+                files[file.name] = file.lstat()
+    if MANIFEST not in files:
+        return None
     samples, state = 0, "filling" if path.suffix == PART else "complete"
     try:
         samples = int(manifest_of(path)["key"]["samples"])

@@ -183,6 +183,10 @@ class Store:
         if given:
             warn_user(f"The {given >> 20:,} MB of the cache are given back: {left >> 20:,} MB of memory are left.")
 
+    def never_look(self) -> None:
+        """This process leaves giving memory back to others."""
+        self._next_look = float("inf")
+
     def divide(self, ranks: int) -> None:
         """The budget is for this many ranks: it may be used up once all of them have joined."""
         self._head.ranks = ranks
@@ -320,16 +324,18 @@ class Store:
 
     # -- storing
 
-    def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0) -> None:
+    def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0, fetched: bool = False) -> None:
         """Stores samples as far as there is room. ``prepare_ns``: what they took to prepare, together; ``keep_ns``:
-        CPU time that storing them took so far, to which this call adds its own."""
+        CPU time that storing them took so far, to which this call adds its own. ``fetched``: nobody prepared them now.
+        """
         began = time.thread_time_ns()
         if not self.medium.writable or not self.usable:
             return
         with self.medium.lock():
-            self._head.prepared += len(samples)
+            self._head.prepared += 0 if fetched else len(samples)
             self._head.prepare_ns += prepare_ns
-            enough = self._head.prepared >= min(FIRST_SAMPLES, self.samples // 8)
+            known = max(self._head.prepared, len(self._first) + len(samples))
+            enough = known >= min(FIRST_SAMPLES, self.samples // 8)
             if self._head.state == StoreState.UNDECIDED and not enough:
                 for i, (type_spec, leaves) in samples.items():  # copied: user code may write to the sample later
                     self._first[i] = type_spec, [x.copy() for x in leaves]

@@ -1,0 +1,278 @@
+"""Caches that are kept between runs: what the next one finds, and what it must not."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from stoker.core.errors import UsageError
+from stoker.staging import keep
+from stoker.staging.change_watch import STALE
+from stoker.staging.dataset import Staged
+from stoker.staging.store.manage import listed
+
+N = 40
+HIDDEN = ctypes.c_double(0.0)
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __init__(self, folder: Path, scale: float = 2.0) -> None:
+        self.folder, self.scale = folder, scale
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        x = torch.full((8, 8), float((self.folder / f"{i}.txt").read_text())) * self.scale
+        return x if torch.rand(()) < 0.5 else x.flip(1)
+
+
+class Odd:
+    def __init__(self, x: float) -> None:
+        self.x = x
+
+
+class Objects(Rows):
+    def __getitem__(self, i: int) -> Any:
+        return Odd(float((self.folder / f"{i}.txt").read_text()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    out = tmp_path / "data"
+    out.mkdir()
+    for i in range(N):
+        (out / f"{i}.txt").write_text(str(i))
+    return out
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def run(data: Rows, base: Path, most: int = 1 << 30) -> tuple[Staged, int]:
+    staged = Staged(data, cache="ram")
+    return staged, staged.keep_between_runs(base, most)
+
+
+def epoch(staged: Staged, indices: Any = range(N)) -> None:
+    staged._begin()
+    for i in indices:
+        torch.manual_seed(i)
+        x = staged[i]
+        torch.manual_seed(i)
+        assert torch.equal(x, staged.dataset[i])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def samples_in(base: Path) -> int:
+    """How many samples are on disk."""
+    out = 0
+    for cache in listed(base):
+        with contextlib.suppress(OSError, ValueError):
+            out += int(np.count_nonzero(np.load(cache.path / "place.npy")))
+    return out
+
+
+def test_the_next_run_finds_what_was_made(folder: Path, base: Path) -> None:
+    first, found = run(Rows(folder), base)
+    assert found == 0
+    epoch(first)
+    assert samples_in(base) == 0  # not before the inputs were compared once more
+    epoch(first)
+    until(lambda: samples_in(base) == N)
+    again, found = run(Rows(folder), base)
+    assert found == N
+    (folder / "7.txt").unlink()
+    with pytest.raises(FileNotFoundError):  # the file is an input
+        epoch(again)
+
+
+def test_nothing_is_made_twice(folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = run(Rows(folder), base)
+    epoch(first, range(0, N, 2))
+    first._begin()
+    until(lambda: samples_in(base) == N // 2)
+    again, found = run(Rows(folder), base)
+    assert found == N // 2
+    epoch(again)
+    assert again.account.prepared == N // 2 + N % 2
+    again._begin()
+    until(lambda: samples_in(base) == N)
+
+
+def test_what_was_changed_in_the_middle_of_an_epoch_is_not_kept(folder: Path, base: Path) -> None:
+    staged, _ = run(Rows(folder), base)
+    staged._begin()
+    for i in range(N):
+        if i == N // 2:
+            staged.dataset.scale = 3.0
+        staged[i]
+    with pytest.warns(UserWarning, match="scale"):
+        epoch(staged)
+    epoch(staged)
+    assert not listed(base)
+
+
+@pytest.mark.parametrize("edit", ["file", "scale", "size"])
+def test_another_input_begins_another_cache(edit: str, folder: Path, base: Path) -> None:
+    first, _ = run(Rows(folder), base)
+    epoch(first)
+    first._begin()
+    until(lambda: samples_in(base) == N)
+    if edit == "file":
+        (folder / "3.txt").write_text("5")
+    if edit == "size":
+        (folder / "3.txt").write_text("3 ")
+    _, found = run(Rows(folder, 4.0 if edit == "scale" else 2.0), base)
+    assert found == 0
+
+
+class Unseen(Rows):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.address = ctypes.addressof(HIDDEN)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        x = torch.full((8, 8), float(i))
+        return x + ctypes.c_double.from_address(self.address).value
+
+
+def test_what_no_key_sees_is_found_by_making_a_sample_again(folder: Path, base: Path) -> None:
+    HIDDEN.value = 0.0
+    first, _ = run(Unseen(folder), base)
+    epoch(first)
+    first._begin()
+    until(lambda: samples_in(base) == N)
+    HIDDEN.value = 1.0
+    _, _ = again = run(Unseen(folder), base)
+    assert not listed(base)
+    epoch(again[0])
+
+
+def test_a_stale_sample_removes_the_folder(folder: Path, base: Path) -> None:
+    first, _ = run(Rows(folder), base)
+    epoch(first)
+    first._begin()
+    until(lambda: samples_in(base) == N)
+    with pytest.warns(UserWarning, match="Cache discarded"):
+        first._disable(f"sample 3 {STALE}", stale=True)
+    assert not listed(base)
+
+
+def test_a_damaged_sample_is_made_anew(folder: Path, base: Path) -> None:
+    first, _ = run(Rows(folder), base)
+    epoch(first)
+    first._begin()
+    until(lambda: samples_in(base) == N)
+    (cache,) = listed(base)
+    column = next(cache.path.glob("column-*.npy"))
+    with column.open("r+b") as file:
+        file.seek(-300, os.SEEK_END)
+        file.write(b"\xff" * 300)
+    again, _ = run(Rows(folder), base)
+    epoch(again)
+    assert 0 < again.account.prepared < N
+
+
+def test_objects_that_would_be_pickled_stay_in_memory(folder: Path, base: Path) -> None:
+    staged, _ = run(Objects(folder), base)
+    for _ in range(2):
+        staged._begin()
+        assert [staged[i].x for i in range(N)] == list(range(N))
+    staged._begin()
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        assert samples_in(base) == 0
+
+
+def test_those_that_were_used_longest_ago_make_room(folder: Path, base: Path) -> None:
+    for k in range(3):
+        staged, _ = run(Rows(folder, float(k + 2)), base, most=1 << 30)
+        epoch(staged)
+        staged._begin()
+        until(lambda k=k: samples_in(base) == N * (k + 1))  # type: ignore[misc]
+    taken = [cache.nbytes for cache in listed(base)]
+    assert keep._make_room(base, "Rows", {"another": 1}, taken[0], sum(taken) + taken[0] - 1)
+    assert len(listed(base)) == 2
+    assert not keep._make_room(base, "Rows", {"another": 1}, 1 << 40, sum(taken))
+    assert len(listed(base)) == 2
+
+
+def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked, wanted in (("", 0), ("no", 0), ("5000", 5000)):
+        monkeypatch.setenv(keep.KEEP, asked)
+        assert keep.quota(tmp_path / "none") == wanted
+    monkeypatch.setenv(keep.KEEP, "disk")
+    assert keep.quota(tmp_path) > 0
+    monkeypatch.setenv(keep.KEEP, "much")
+    with pytest.raises(UsageError, match="--keep"):
+        keep.quota(tmp_path)
+
+
+TRAIN = """
+import os, sys, time, random, torch
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+class Files(Dataset):
+    def __init__(self, root): self.files = sorted(Path(root).iterdir())
+    def __len__(self): return len(self.files)
+    def __getitem__(self, i):
+        x = torch.full((64, 64), float(self.files[i].read_text()))
+        for _ in range(60): x = x.exp().log()
+        if random.random() < 0.5: x = x.flip(1)
+        return x, i
+if __name__ == "__main__":
+    torch.manual_seed(0); random.seed(0)
+    loader = DataLoader(Files(sys.argv[1]), 8, shuffle=True, num_workers=2)
+    for epoch in range(3):
+        print(epoch, sum(float((x * (i + 1)[:, None, None]).sum()) for x, i in loader), flush=True)
+        if len(sys.argv) > 2 and epoch == 1:
+            time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_script_that_runs_twice(killed: bool, folder: Path, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    env = {**os.environ, "STOKER_CACHE": str(base)}
+    words = [sys.executable, "-m", "stoker", "run", "--apply", "--keep", "disk", "train.py", str(folder)]
+
+    def once() -> str:
+        return subprocess.run(words, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120).stdout
+
+    plain = subprocess.run([sys.executable, *words[-2:]], cwd=tmp_path, text=True, capture_output=True, timeout=120)
+    if killed:
+        p = subprocess.Popen([*words, "waits"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, start_new_session=True)
+        until(lambda: samples_in(base) == N)
+        os.killpg(p.pid, signal.SIGKILL)
+        p.communicate()
+    else:
+        assert once() == plain.stdout
+        until(lambda: samples_in(base) == N)
+    assert once() == plain.stdout
+    report = json.loads((tmp_path / "stoker-report.json").read_text())
+    (entry,) = report["applied"]["settings"].values()
+    assert entry["cache"]["from_earlier_runs"] == N
