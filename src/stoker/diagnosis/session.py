@@ -20,13 +20,14 @@ from .watch import patch
 
 
 class Session:
-    """Watches every DataLoader that is iterated between its begin and its end.
+    """Watches every DataLoader that is iterated until the session ends.
 
     Args:
-        named: how names of files read in the report: the JSON of it is given, and what is returned is read.
+        named: rewrites file names. It takes a text that contains some (the report as JSON, the ``live`` line) and
+            returns the text to use.
 
     Attributes:
-        report: as ``stoker run`` writes it (docs/report.md); None before the end.
+        report: the report, in the format of ``stoker run`` (docs/report.md); None until the session ends.
     """
 
     def __init__(self, named: Callable[[str], str] | None = None) -> None:
@@ -44,20 +45,20 @@ class Session:
         self.stop()
 
     def live(self) -> str:
-        """How far the loops are, in one line: for a line that is redrawn meanwhile, by any thread."""
+        """Returns the loops' progress as one line, for a display that is redrawn while they run. Thread-safe."""
         line = inline.progress(self._watch.live(), time.monotonic() - self._began)
         return line if self._named is None else self._named(line)
 
     def stop(self) -> Session:
-        """Ends it. May be called twice."""
+        """Ends the session. Calling it again does nothing."""
         self._ended()
         return self
 
     def save(self, path: str | Path) -> None:
-        """Writes the report as one page of HTML (needs stoker[html]).
+        """Ends the session and writes its report as a single HTML page (needs stoker[html]).
 
         Raises:
-            UsageError: no file can be written there, or jinja2 is not installed.
+            UsageError: ``path`` cannot be written, or jinja2 is not installed.
         """
         html.check(Path(path))
         html.save(self._ended(), Path(path))
@@ -80,7 +81,7 @@ class Session:
         return text.render(self._ended(), None, sys.stdout).strip()
 
     def __repr__(self) -> str:
-        """For a debugger or a log, which must not end it; a notebook shows ``_repr_pretty_``."""
+        """A short form for debuggers and logs, which must not end the session. Notebooks use ``_repr_pretty_``."""
         if self._report is None:
             return "<stoker.watch(): watching; print() or stop() ends it>"
         return f"<stoker.watch(): {self._report.verdict}, {len(self._report.loaders)} loaders; print() shows it>"
@@ -95,11 +96,11 @@ class Session:
 def watch() -> Session:
     """Watches the DataLoaders of this process, torch's own and stoker's, until the session ends.
 
-    Printing the session, or leaving it as a notebook cell's last line, ends it and shows the report. One at a time;
-    loaders whose iterators were made before are not seen, and forked workers only.
+    Printing the session, or leaving it as a notebook cell's last line, ends it and shows the report. Only one session
+    can run at a time. It does not see iterators created before it began, nor inside workers that are not forked.
 
     Raises:
-        UsageError: another session has not ended.
+        UsageError: another session is still running.
 
     Example:
         >>> with stoker.watch() as w:  # doctest: +SKIP

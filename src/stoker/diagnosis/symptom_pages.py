@@ -1,12 +1,12 @@
-"""Pages about symptoms: what it looks like, what ``stoker run`` prints, and the fix, with stoker and without.
+"""Pages about symptoms: what each looks like, what ``stoker run`` prints, and the fix, with stoker and without.
 
-``docs/symptoms`` has one Markdown file a symptom. The folder beside this module is a link to it, so the site and
-``stoker explain`` show the same text. A page begins with a head::
+``docs/symptoms`` has one Markdown file per symptom. ``symptoms`` beside this module is a symbolic link to that folder,
+so the site and ``stoker explain`` show the same text. A page begins with a head::
 
     ---
     title: The first epoch is slow
-    words: cold cache nfs s3      what people type, beside the title
-    causes: cold_cache            causes of the doctor that it explains, with commas; may be empty
+    words: cold cache nfs s3      search terms beyond those in the title
+    causes: cold_cache            the doctor's causes that the page explains, separated by commas; may be empty
     ---
 """
 
@@ -23,7 +23,7 @@ INDEX = "index"  # the page that lists the others
 
 @dataclass(frozen=True)
 class Symptom:
-    """One page; ``name`` is that of its file, and ``text`` is Markdown without the head."""
+    """One page. ``name`` is the file's stem; ``text`` is the Markdown after the head."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ def pages() -> tuple[Symptom, ...]:
 
 
 def parse(name: str, source: str) -> Symptom:
-    """A page of the text of its file."""
+    """Parses the text of a page's file."""
     _, head, text = source.split("---\n", 2)
     entries = dict(re.findall(r"(?m)^(\w+):[ ]?(.*)$", head))
     causes = tuple(cause for cause in entries["causes"].replace(",", " ").split())
@@ -47,8 +47,9 @@ def parse(name: str, source: str) -> Symptom:
 
 
 def find(question: str) -> list[Symptom]:
-    """The page with this name or cause; else the pages whose head has each of the words, those with all in the title
-    first.
+    """Returns the pages with this name or cause, or else those whose head contains every word of the question.
+
+    Pages with every word in the title come first.
 
     Example:
         >>> [page.name for page in find("bus error")]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from .loader_stats import LoaderStats, RuleFinding
 
 MIN_PAGEABLE = 0.05  # of the loop
-BUS = 12e9  # bytes/s, of page-locked memory over PCIe 3.0 x16: what a copy would still take
-MIN_IDLE = 0.05  # of the loop, in which the device is idle and its data is there
-MOST_STEPS = 0.5  # calls a step
-MIN_IDLE_BY_LAUNCHES = 0.3  # of the time, with its data there
-LAUNCHES = 0.8, 2.0  # cores that launches use: the consumer's thread, and for part of a step that of backward()
-SHORT_STEP_S = 0.05  # longer steps hold more than launches
-MAX_PINNED = 0.3  # of the memory that is granted
-MIN_AVAILABLE = 0.1  # of it, when it was scarcest
+BUS = 12e9  # bytes/s of a page-locked copy over PCIe 3.0 x16: the cost that remains after the fix
+MIN_IDLE = 0.05  # of the loop: the device is idle although it has its data
+MOST_STEPS = 0.5  # calls per step
+MIN_IDLE_BY_LAUNCHES = 0.3  # of the time: the device is idle although it has its data
+LAUNCHES = 0.8, 2.0  # cores that launching uses: the consumer's thread, and backward()'s for part of a step
+SHORT_STEP_S = 0.05  # longer steps do more than launch kernels
+MAX_PINNED = 0.3  # of the granted memory
+MIN_AVAILABLE = 0.1  # of the granted memory, when least was available
 
 
 def pageable_transfer(stats: LoaderStats) -> RuleFinding | None:
-    """Batches are copied to the device from memory that is not page-locked: the driver copies them once more on the
-    host, and the call waits for that (CUDA C++ Best Practices Guide, "Pinned Memory")."""
+    """Batches are copied to the device from memory that is not page-locked. The driver first copies them to a buffer
+    on the host, and the call waits for that (CUDA C++ Best Practices Guide, "Pinned Memory")."""
     found, part = stats.crossings("pageable")
     if found is None or part < MIN_PAGEABLE:
         return None
@@ -35,9 +35,10 @@ def pageable_transfer(stats: LoaderStats) -> RuleFinding | None:
 
 
 def sync_transfer(stats: LoaderStats) -> RuleFinding | None:
-    """Each step waits for the device (``.item()``, ``.to()`` of page-locked memory without ``non_blocking``), which is
-    then idle until the host has launched more. Without that the loop would be as fast as the host or the device, so no
-    more is won than the host waits, nor than the device idles."""
+    """Each step waits for the device (``.item()``, or ``.to()`` from page-locked memory without ``non_blocking``).
+
+    The device then idles until the host launches more work. Without the wait the loop would run as fast as the slower
+    of host and device. So the fix gains at most the time that the host waits, and at most the device's idle time."""
     if stats.idle is None:
         return None
     waits, waiting = stats.crossings("sync")
@@ -60,7 +61,7 @@ def sync_transfer(stats: LoaderStats) -> RuleFinding | None:
 
 
 def batch_too_small(stats: LoaderStats) -> RuleFinding | None:
-    """The host cannot launch work as fast as the device does it: many small kernels, each of which costs a launch."""
+    """The host cannot launch kernels as fast as the device runs them: there are many, and each is small."""
     idle = stats.idle
     if idle is None or idle < MIN_IDLE_BY_LAUNCHES or sync_transfer(stats) is not None:
         return None
@@ -78,14 +79,15 @@ def batch_too_small(stats: LoaderStats) -> RuleFinding | None:
 
 
 def pin_memory_wasted(stats: LoaderStats) -> RuleFinding | None:
-    """Batches are copied to page-locked memory, and there is no accelerator."""
+    """Batches are copied to page-locked memory although there is no accelerator."""
     if not stats.loader.settings.pin_memory or stats.cuda or stats.gpus:
         return None
     return RuleFinding(0.0, {}, "pin_memory=False: there is no accelerator", change={"pin_memory": False})
 
 
 def pin_memory_exhausts_ram(stats: LoaderStats) -> RuleFinding | None:
-    """Page-locked memory cannot be swapped or reclaimed, and torch's allocator rounds each block up and keeps it."""
+    """Page-locked memory leaves too little for everything else. It cannot be swapped or reclaimed, and torch's
+    allocator rounds each block up and keeps it."""
     pinned, available = stats.loader.device.pinned_bytes, stats.around.memory_available_min
     if not stats.loader.settings.pin_memory or not stats.memory or available is None:
         return None

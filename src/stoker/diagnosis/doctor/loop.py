@@ -1,4 +1,4 @@
-"""Rules about the way from the workers to the loop, and about the loop itself."""
+"""Rules about how batches get from the workers to the loop, and about the loop itself."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from .model import period
 
 MIN_UNEXPLAINED = 0.25  # of the loop
 IDLE_FOR_TRANSPORT = 0.7  # workers busier than this cannot make batches faster
-MIN_KERNEL = 0.35  # of the workers' CPU time, in which the kernel clears pages
+MIN_KERNEL = 0.35  # of the workers' CPU time, in the kernel, which clears pages
 MIN_COLLATE = 0.35  # of a task's time
-DEEP = 4  # batches a worker; from there on it is not the depth
-IDLE_FOR_PREFETCH = 0.8
-CORELESS = 0.3  # of its tasks' time, a worker without a core
+DEEP = 4  # batches per worker; from here on, prefetch depth is not the problem
+IDLE_FOR_PREFETCH = 0.8  # busier workers idle too little for a deeper prefetch to help
+CORELESS = 0.3  # of the tasks' time, in which a worker has no core
 UNEVEN = 2.0  # 95th percentile over median
 MIN_LONG_STEPS = 2
 MIN_LONG_STEP_TIME = 0.15  # of the loop
 
 
 def slow_transport(stats: LoaderStats) -> RuleFinding | None:
-    """Batches are made in time and arrive late, or most of making them is getting memory for them."""
+    """Workers finish batches in time, but the batches arrive late; or allocating their memory dominates collating."""
     service, busy, now = stats.service, stats.busy, stats.loop
     if not stats.starved or not stats.workers or service is None or busy is None:
         return None
     if stats.loader.settings.engine != "torch":
-        return None  # it copies less already
+        return None  # stoker's engine already copies less
     if allocates_each_batch(stats):
         part = stats.stage_share(stats.loader.stages.collate.self_s)
         best = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)
@@ -37,7 +37,7 @@ def slow_transport(stats: LoaderStats) -> RuleFinding | None:
         )
     best = period(stats, stats.workers) or now
     unexplained = (now - best) / now
-    often = stats.loader.waits.median_s >= MIN_UNEXPLAINED * now  # waits that come now and then have another cause
+    often = stats.loader.waits.median_s >= MIN_UNEXPLAINED * now  # occasional waits have another cause
     if busy > IDLE_FOR_TRANSPORT or unexplained < MIN_UNEXPLAINED or not often or stats.code_shares("fetch", ran=False):
         return None
     return RuleFinding(
@@ -49,7 +49,7 @@ def slow_transport(stats: LoaderStats) -> RuleFinding | None:
 
 
 def allocates_each_batch(stats: LoaderStats) -> bool:
-    """Whether torch's collate, in torch's workers, spends its time on new shared memory for each batch."""
+    """Returns whether torch's collate, in torch's workers, spends most of its time allocating shared memory."""
     collate = stats.stage_share(stats.loader.stages.collate.self_s)
     if stats.loader.settings.engine != "torch" or not stats.workers or collate < MIN_COLLATE:
         return False
@@ -58,7 +58,7 @@ def allocates_each_batch(stats: LoaderStats) -> bool:
 
 
 def prefetch_too_small(stats: LoaderStats) -> RuleFinding | None:
-    """Workers idle while the loop waits, because too few batches are made ahead of an uneven loop."""
+    """Workers idle while the loop waits, because too few batches are prefetched for an uneven loop."""
     depth, busy = stats.loader.settings.prefetch_factor, stats.busy
     if not stats.starved or not stats.workers or busy is None or busy > IDLE_FOR_PREFETCH:
         return None
@@ -66,7 +66,7 @@ def prefetch_too_small(stats: LoaderStats) -> RuleFinding | None:
         return None
     steps, tasks, now = stats.loader.steps, stats.loader.tasks, stats.loop
     if stats.coreless > CORELESS or 0 < steps.slow_count <= steps.count * RARE:
-        return None  # there is no core, or there is a pause now and then, which no depth would bridge
+        return None  # cores are short, or rare long steps that no prefetch depth would bridge
     uneven = max(_uneven(steps), _uneven(tasks))
     best = period(stats, stats.workers) or now
     if uneven < UNEVEN or best > 0.9 * now or tasks.slow_share > 0.3:
@@ -86,12 +86,12 @@ def _uneven(durations: Spread) -> float:
 
 
 def checkpoint_or_logging(stats: LoaderStats) -> RuleFinding | None:
-    """Now and then the loop itself takes many times a usual step; the loader has no part in it."""
+    """Occasionally a step of the loop itself takes many times as long as usual. The loader is not the cause."""
     steps = stats.loader.steps
     if not MIN_LONG_STEPS <= steps.slow_count <= steps.count * RARE:
         return None
     share = stats.loader.step_s / stats.total * steps.slow_share if stats.total else 0.0
-    if stats.idle is not None:  # a long step in which the device works through what was launched costs nothing
+    if stats.idle is not None:  # a long step costs nothing while the device still works through queued kernels
         share = min(share, stats.idle)
     if share * stats.weight < MIN_LONG_STEP_TIME:
         return None

@@ -8,10 +8,10 @@ from .loader_stats import LoaderStats, RuleFinding
 
 STALLED = 0.1  # of the worst ten seconds
 SWAPPED = 256 << 20  # bytes
-MIN_POINTS = 4  # of one worker's life, without the first, at which it has just started
-GROWTH = 1.3  # last over first
-MIN_GROWN = 64 << 20  # bytes, of all workers together
-STEADY = 0.7  # of the steps between two points go up
+MIN_POINTS = 4  # readings of one worker, without the first, which is taken just after it starts
+GROWTH = 1.3  # last reading over first
+MIN_GROWN = 64 << 20  # bytes, all workers together
+STEADY = 0.7  # of the readings are higher than the one before
 SHM_LEFT = 32 << 20  # bytes
 
 
@@ -30,7 +30,7 @@ def memory_pressure(stats: LoaderStats) -> RuleFinding | None:
 
 
 def worker_memory_growth(stats: LoaderStats) -> RuleFinding | None:
-    """The private memory of the workers grows as long as they live."""
+    """The workers' private memory keeps growing as long as they live."""
     lives = [points[1:] for points in stats.loader.memory.own if len(points) > MIN_POINTS]
     growing = [points for points in lives if _grows(points)]
     if not stats.workers or not growing:
@@ -54,7 +54,7 @@ def _grows(points: list[list[float]]) -> bool:
 
 
 def shm_too_small(stats: LoaderStats) -> RuleFinding | None:
-    """torch's workers send batches through ``/dev/shm``, and it is nearly full."""
+    """``/dev/shm``, through which torch's workers send batches, is nearly full."""
     free = stats.around.shm_free_min
     if free is None or free >= SHM_LEFT or not stats.workers or stats.loader.settings.engine != "torch":
         return None

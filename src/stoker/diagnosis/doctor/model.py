@@ -1,21 +1,22 @@
-"""What a loop would take with other settings: the slowest of three things that have to happen for each batch.
+"""Predicts the loop's time per batch with other settings, as the largest of three lower bounds.
 
-The consumer's own step; a worker's time shared by the workers; and, for work that runs on this machine's cores, all
-CPU seconds over all cores. The same reasoning as the bounds of a closed queueing network (Denning and Buzen, "The
-operational analysis of queueing network models", ACM Computing Surveys 10(3), 1978).
+The bounds are the consumer's own step, a task's time divided by the number of workers, and all CPU time divided by the
+number of cores. These are the bottleneck bounds of a closed queueing network (Denning and Buzen, "The operational
+analysis of queueing network models", ACM Computing Surveys 10(3), 1978).
 """
 
 from __future__ import annotations
 
 from .loader_stats import LoaderStats
 
-# What workers cost that were not there before: torch's own, two cores (python -m benchmarks run).
-HANDOVER_S = 0.4e-3  # CPU a batch: 0.58 ms for 64 scalars, of which making them is 0.18
-START_S = 10e-3  # a worker and an epoch, under fork
+# What the first workers add to a loop without any, measured with torch's workers on two cores
+# (python -m benchmarks run).
+HANDOVER_S = 0.4e-3  # CPU seconds per batch: 0.58 ms for 64 scalars, of which 0.18 ms is making them
+START_S = 10e-3  # seconds per worker and epoch, with fork
 
 
 def period(stats: LoaderStats, workers: int) -> float | None:
-    """Seconds per batch with ``workers`` workers; None where the workers' time is not known."""
+    """Predicts seconds per batch with ``workers`` workers; None if the workers' time is unknown."""
     service = stats.service
     if service is None:
         return None
@@ -26,7 +27,8 @@ def period(stats: LoaderStats, workers: int) -> float | None:
 
 
 def without(stats: LoaderStats, part: float) -> float | None:
-    """Speed-up of the loop if this part of a worker's time on a task were not there; the same workers otherwise."""
+    """Predicts the loop's speed-up if ``part`` of a task's time were saved, with the same number of workers. None if
+    the workers' time is unknown."""
     service = stats.service
     if service is None:
         return None
@@ -39,6 +41,6 @@ def without(stats: LoaderStats, part: float) -> float | None:
 
 
 def speedup(stats: LoaderStats, workers: int) -> float | None:
-    """Loop time now over loop time with ``workers`` workers, at least 1."""
+    """Predicts the speed-up with ``workers`` workers: loop time now over loop time then, at least 1."""
     then = period(stats, workers)
     return max(1.0, stats.loop / then) if then else None

@@ -1,5 +1,5 @@
-"""Ranks of a distributed run beside each other: a late loader makes all others wait in their collectives, and one with
-fewer batches makes them wait for ever."""
+"""Compares the ranks of a distributed run: a rank whose loader is late makes all others wait in their collectives, and
+one with fewer batches makes them wait forever."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ...core.metrics import LoaderMetrics
 from ..report.merge import Snapshot
 from ..report.schema import Ranks, RankWait, Unequal
 
-SLOWER = 2.0  # than the median of the others' wait
-MIN_WAIT = 0.1  # of its loop
+SLOWER = 2.0  # times the median wait of the other ranks
+MIN_WAIT = 0.1  # of the rank's loop
 
 
 def compare(snapshots: Iterable[Snapshot]) -> Ranks | None:
-    """What each rank waited for, first batches left out, the one that makes the others wait, and loaders with unequal
-    numbers of batches; None for one rank."""
+    """Returns each rank's wait (without first batches), the rank that starves the others, and loaders whose numbers of
+    batches differ between ranks. None if there are fewer than two ranks."""
     by_rank: dict[int, RankWait] = {}
     loaders: dict[str, dict[int, LoaderMetrics]] = {}
-    ranks = 0  # as many as there were at the end
+    ranks = 0  # world size of the last snapshot
     for s in snapshots:
         if s.world < 2:
             continue
@@ -44,8 +44,10 @@ def compare(snapshots: Iterable[Snapshot]) -> Ranks | None:
 
 
 def _unequal(of_ranks: Sequence[tuple[int, LoaderMetrics]]) -> list[tuple[int, int]]:
-    """The batches that each rank has in an epoch, where they are not equal; else nothing. Where nobody knows them
-    before, as with iterable datasets, an epoch counts that one rank has ended: no other may have more batches in it."""
+    """Returns each rank's number of batches in an epoch if the numbers differ, else an empty list.
+
+    If lengths are not known in advance, as with iterable datasets, compares epochs that at least one rank has ended: in
+    these no other rank may have more batches."""
     lengths = [(rank, m.settings.get("length")) for rank, m in of_ranks]
     known = [(rank, int(n)) for rank, n in lengths if n is not None]
     if len({n for _, n in known}) > 1:
@@ -62,7 +64,7 @@ def _unequal(of_ranks: Sequence[tuple[int, LoaderMetrics]]) -> list[tuple[int, i
 
 
 def _by_epoch(m: LoaderMetrics) -> list[int]:
-    """The batches of each epoch. Of a process that was killed the last ones are only in the sum."""
+    """Returns the batches of each epoch. If the process was killed, its last ones are counted only in the total."""
     rows = [int(row[0]) for row in m.by_epoch]
     missing = m.batches - sum(rows)
     if len(rows) == m.epochs - 1:

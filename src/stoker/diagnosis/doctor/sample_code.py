@@ -10,9 +10,9 @@ MIN_CODE = 0.3  # of a task's time, in one decoder or one transform
 MIN_SLOW_TIME = 0.1  # of the tasks' time, in slow tasks
 MIN_SLOW_WAIT = 0.4  # of the waiting, in a few long waits
 MIN_SLOW_TASKS = 3
-MAX_SLOW_TASKS = 0.2  # of the tasks; if more of them are slow, the loader is
+MAX_SLOW_TASKS = 0.2  # of the tasks; if more are slow, the whole loader is slow
 DELAYED = 0.4  # of a worker's life, without a core
-MIN_REPEATED = 1.1  # speed-up of later epochs, if making samples again cost nothing
+MIN_REPEATED = 1.1  # speed-up of later epochs if remaking samples were free
 
 
 def slow_decode(stats: LoaderStats) -> RuleFinding | None:
@@ -33,7 +33,7 @@ def slow_decode(stats: LoaderStats) -> RuleFinding | None:
 
 
 def slow_transform(stats: LoaderStats) -> RuleFinding | None:
-    """One transform, or one line of ``__getitem__``, is most of what a worker does."""
+    """One transform, or one line of ``__getitem__``, takes much of a worker's time."""
     if not stats.bottleneck:
         return None
     shares = {**stats.code_shares("fetch", waited=False), **stats.code_shares("transform")}
@@ -50,7 +50,7 @@ def slow_transform(stats: LoaderStats) -> RuleFinding | None:
 
 
 def slow_collate(stats: LoaderStats) -> RuleFinding | None:
-    """Putting samples together costs more than making them."""
+    """Collating samples into a batch takes much of a worker's time."""
     part = stats.stage_share(stats.loader.stages.collate.self_s)
     if not stats.bottleneck or part < MIN_COLLATE or allocates_each_batch(stats):
         return None
@@ -71,14 +71,14 @@ def stragglers(stats: LoaderStats) -> RuleFinding | None:
     loader = stats.loader
     tasks, waits = loader.tasks, loader.waits
     if loader.cache.filled and not loader.filled_epochs:
-        return None  # tasks that filled a cache took longer than those that it served, and are among them
+        return None  # tasks that filled a cache are among these, and take longer than those that it served
     if not stats.starved or not stats.workers or not MIN_SLOW_TASKS <= tasks.slow_count <= MAX_SLOW_TASKS * tasks.count:
         return None
     if tasks.slow_share < MIN_SLOW_TIME or waits.slow_share < MIN_SLOW_WAIT:
         return None
     slow_s = tasks.slow_share * stats.worked
     if stats.delayed > DELAYED or slow_s / stats.workers < MIN_SLOW_TIME * stats.total:
-        return None  # tasks that had no core, or that were so short that a start made them long
+        return None  # the slow tasks lacked a core, or tasks are so short that starting a worker made some long
     worst = sorted(tasks.slow_samples, key=lambda index: -tasks.slow_samples[index])[:5]
     names = f"; seen in them: samples {', '.join(worst)}" if worst else ""
     share = stats.share * waits.slow_share
@@ -92,19 +92,20 @@ def stragglers(stats: LoaderStats) -> RuleFinding | None:
 
 
 def cacheable_prefix(stats: LoaderStats) -> RuleFinding | None:
-    """A remedy, not a cause: what is the same in every epoch could be cached instead of made again. ``stoker run``
-    calls nothing of the dataset to find that out. So it says how much of the loop goes into making samples again, and
-    predicts no gain: how much of a sample is the same is not known."""
+    """A remedy, not a cause: work that repeats in every epoch could be cached.
+
+    ``stoker run`` does not call the dataset, so it cannot know how much of a sample is the same in every epoch. It
+    reports how much of the loop goes into remaking samples, and predicts no gain."""
     epochs, settings = stats.loader.epochs, stats.loader.settings
     if not stats.starved or epochs < 2 or settings.iterable or stats.batches < MIN_BATCHES * epochs:
         return None
     if settings.applied:
-        return None  # tried in this run; the result is among what was applied
+        return None  # this run tried it and reports the result under what --apply did
     fetch = stats.stage_share(stats.loader.stages.fetch.self_s)
     then, now = without(stats, fetch), without(stats, 0.0)
     if not fetch or then is None or now is None or then < MIN_REPEATED * now:
         return None
-    most = then / now  # the loop takes longer than what is known of it explains, with a cache, too
+    most = then / now  # a ratio of two predictions: what the model does not explain would remain with a cache
     return RuleFinding(
         1 - 1 / most,
         {"epochs": epochs, "share_of_a_task": fetch, "later_epochs_at_most": round(most, 2)},

@@ -1,28 +1,28 @@
-"""Rules about reading: storage that is slow, or slow the first time only."""
+"""Rules about reading: storage that is slow, or that is slow only the first time."""
 
 from __future__ import annotations
 
 from .loader_stats import MIN_BATCHES, LoaderStats, RuleFinding
 from .model import without
 
-MIN_WAITING = 0.3  # of the time in which the worker had a core, or wanted none
-MIN_TIME_WITH_CORE = 0.5  # of a task's time counts as such at least: the little that is left would say nothing
+MIN_WAITING = 0.3  # of a task's time, without the part in which the worker lacked a core
+MIN_TIME_WITH_CORE = 0.5  # floor of that remaining part, of a task's time: less would be too little evidence
 HELPERS_COMPUTE = 0.5  # cores
-FIRST_EPOCH_SLOWER = 2.0
+FIRST_EPOCH_SLOWER = 2.0  # times the later wait per batch
 MIN_LOST = 0.1  # of the loop
-MIN_SLEPT = 0.25  # of what the first epoch lost, in workers that sleep; the rest it lost for want of a core
+MIN_SLEPT = 0.25  # of the time that the first epoch lost, which workers must have slept; otherwise cores were short
 MIN_STORED = 16 << 20  # bytes read from storage
 
 
 def slow_storage(stats: LoaderStats) -> RuleFinding | None:
-    """Workers wait while cores are idle: for a disk, a network, or another process' lock."""
+    """Workers wait while cores are idle: for a disk, a network, or another process's lock."""
     if not stats.bottleneck or stats.loader.settings.worker_method == "thread":
         return None  # a thread that waits may wait for the interpreter's lock
     if stats.helper_cores >= HELPERS_COMPUTE:
-        return None  # it waits for other threads of its process, which compute
+        return None  # the fetching thread waits for other threads of its process, which compute
     shares = {**stats.code_shares("fetch", ran=False), **stats.code_shares("decode", ran=False)}
     part = sum(shares.values())
-    # Pages that were read, and dropped for want of memory, are read again: that is not the storage's fault.
+    # Reading again what the kernel evicted for lack of memory is not the storage's fault.
     if not shares or part - stats.stalled < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
         return None
     line = max(shares, key=lambda code: shares[code])
@@ -42,14 +42,14 @@ def cold_cache(stats: LoaderStats) -> RuleFinding | None:
     loader = stats.loader
     epochs = [e for e in loader.by_epoch if e.batches >= MIN_BATCHES]
     if len(epochs) < 2 or loader.kernel.stored < MIN_STORED or loader.cache.filled:
-        return None  # a cache that stoker filled makes the first epoch longer, whatever was read
+        return None  # filling stoker's cache makes the first epoch longer, whatever was read
     first, *others = (e.later_wait_s / e.batches for e in epochs)
     later = sum(others) / len(others)
     if first < FIRST_EPOCH_SLOWER * max(later, 1e-6):
         return None
     lost_s = (first - later) * epochs[0].batches
     share = lost_s / stats.total if stats.total else 0.0
-    # A first epoch may be slow for other reasons; while a disk reads, its workers sleep.
+    # The first epoch may be slow for other reasons. Workers that wait for a disk sleep.
     if share * stats.weight < MIN_LOST or _slept_s(stats) < MIN_SLEPT * lost_s:
         return None
     return RuleFinding(
@@ -61,6 +61,6 @@ def cold_cache(stats: LoaderStats) -> RuleFinding | None:
 
 
 def _slept_s(stats: LoaderStats) -> float:
-    """Seconds of their tasks in which the workers neither computed nor wanted a core."""
+    """Returns the seconds of their tasks in which the workers neither computed nor wanted a core."""
     kernel_says = stats.worked - stats.loader.stages.worker.cpu_s - stats.loader.kernel.delay_ns / 1e9
     return max(stats.waits * stats.worked, kernel_says)

@@ -1,4 +1,4 @@
-"""The verdict on a run: healthy, input-bound, transfer-bound, or unknown where the evidence does not decide."""
+"""The verdict on a run: healthy, input-bound, transfer-bound, or unknown if there are too few batches to judge."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RULES: tuple[Callable[[LoaderStats], RuleFinding | None], ...] = (
     loop.checkpoint_or_logging,
 )
 FIRST, LAST, REMEDY = storage.cold_cache, workers.too_few_cores, sample_code.cacheable_prefix
-STALE = "stale_cache"  # of --apply: see report/applied.py
+STALE = "stale_cache"  # found by --apply; see report/applied.py
 CAUSES = tuple(rule.__name__ for rule in (*RULES, FIRST, LAST))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
 BY_HAND = (
@@ -48,7 +48,7 @@ BY_HAND_DRAWN = (
     "an order of samples, would be other numbers. Where that may be"
 )
 ABOUT_AS_MUCH = 0.1  # of the loop
-MIN_SHARE = 0.03  # of the loop; what costs less is not worth a line
+MIN_SHARE = 0.03  # of the loop; cheaper findings are not worth a line
 
 
 def diagnose(
@@ -59,7 +59,7 @@ def diagnose(
     gpus: int = 0,
     memory_granted: int = 0,
 ) -> tuple[str, list[Finding]]:
-    """Verdict and findings, the costliest first; see ``_rank``."""
+    """Returns the verdict and the findings, costliest first (see ``_rank``)."""
     seen = [loader for loader in loaders if loader.batches >= MIN_BATCHES]
     if not seen:
         return "unknown", []
@@ -69,7 +69,7 @@ def diagnose(
     waited = 0.0
     for loader in seen:
         weight = weights[loader.name] = loader.busy_s / total if total else 0.0
-        usual = later_epochs(loader) if filling_epochs(loader) else loader  # a cache is filled once
+        usual = later_epochs(loader) if filling_epochs(loader) else loader  # a cache is filled only once
         stats = LoaderStats(usual, cores, cuda, around or Around(), weight, gpus, memory_granted)
         waited += stats.share * weight
         findings += _findings(stats)
@@ -82,7 +82,8 @@ def diagnose(
 
 
 def _findings(stats: LoaderStats) -> list[Finding]:
-    """Of one loader: a cold first epoch; all else as it is without that; what is left when nothing was found."""
+    """Runs the rules on one loader. If ``FIRST`` finds a cold first epoch, the other rules see only later epochs.
+    ``LAST`` runs only if nothing else was found."""
     cold = FIRST(stats)
     found = {FIRST.__name__: cold}
     if cold is not None:
@@ -102,7 +103,7 @@ def _findings(stats: LoaderStats) -> list[Finding]:
 
 
 def _by_hand(f: RuleFinding, why: str) -> RuleFinding:
-    """The same without a change of the number of workers, where that would change what the script gets."""
+    """Removes a change of ``num_workers``, for a loader whose samples it would change, and says why in the fix."""
     if "num_workers" not in f.change:
         return f
     change = {name: value for name, value in f.change.items() if name != "num_workers"}
@@ -110,8 +111,9 @@ def _by_hand(f: RuleFinding, why: str) -> RuleFinding:
 
 
 def _rank(f: Finding, weight: float) -> float:
-    """A cause by the time that it costs; what stoker does itself by what it saves, and before a cause that costs about
-    as much. What mending a cause saves is predicted as if nothing of it remained, so two predictions do not compare."""
+    """Ranks a cause by the time it costs, and the remedy by the time it saves plus ``ABOUT_AS_MUCH``, so that it comes
+    before a cause that costs about as much. Predicted speed-ups of two causes are not comparable, because each assumes
+    that its cause is gone entirely."""
     if f.cause != REMEDY.__name__:
         return f.share * weight
     saves = 1 - 1 / f.predicted_speedup if f.predicted_speedup else f.share

@@ -1,4 +1,4 @@
-"""Rules about workers: how many there are, how they start, and what their threads compete for."""
+"""Rules about workers: their number, their start-up, and what their threads compete for."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from ...core.types import JsonObject
 from .loader_stats import LoaderStats, RuleFinding
 from .model import period, speedup
 
-HANDOVER_PAYS = 1.05  # predicted speed-up from which on workers are advised
-ALWAYS_BUSY = 0.7  # of the loop's time; below that it is not the workers that cannot keep up
-PER_CORE = 3  # workers; fewer are never too many
-CROWDED = 0.4  # of a worker's life, in which it could run and has no core
+HANDOVER_PAYS = 1.05  # predicted speed-up from which workers are advised
+ALWAYS_BUSY = 0.7  # of the loop's time; below that, the workers keep up
+PER_CORE = 3  # workers per core; fewer are never too many
+CROWDED = 0.4  # of a worker's life, in which it is runnable but has no core
 MIN_STARTUP = 0.15  # of the loop
-MIN_EPOCHS = 5  # one of fewer might be a look at a single batch
+MIN_EPOCHS = 5  # with fewer, an epoch left early may only be a look at one batch
 PERSISTENT = "persistent_workers=True"
-OVER_OWN_CPU = 1.4  # CPU of a worker's process over that of its own thread
-EXCESS_CPU = 0.2  # of a task's time, CPU of other threads
+OVER_OWN_CPU = 1.4  # CPU time of a worker process over that of the thread that runs its tasks
+EXCESS_CPU = 0.2  # of a task's time, CPU time of other threads
 DELAYED = 0.15  # of a worker's life, without a core
-COMPUTES = 0.3  # of the tasks' time, in which their own thread computes or wants to
+COMPUTES = 0.3  # of the tasks' time, in which their own thread computes or waits for a core
 AT_WORK = 0.5  # of a worker's life, in tasks
-ONE_CORE = (0.7, 1.2)  # cores that thread workers use together when they take turns
-ONE_HELPER_CORE = (0.5, 1.2)  # the same for a dataset's own threads, beside the thread that waits for them
-FULL = 0.8  # of the cores, that the loop and its workers use, or wait for
+ONE_CORE = (0.7, 1.2)  # cores that thread workers use together if they take turns
+ONE_HELPER_CORE = (0.5, 1.2)  # the same for the dataset's own threads, without the thread that waits for them
+FULL = 0.8  # of the cores that the loop and its workers use or wait for
 
 
 def main_process_loading(stats: LoaderStats) -> RuleFinding | None:
     """With ``num_workers=0`` loading and training take turns in one process."""
-    chosen = stats.loader.settings.auto  # by num_workers="auto", which has tried workers
+    chosen = stats.loader.settings.auto  # num_workers="auto" has already tried workers
     if not stats.starved or stats.workers or chosen or gil_bound(stats):
         return None
     gain = speedup(stats, stats.cores)
     if gain is not None and gain < HANDOVER_PAYS:
-        return None  # so little work a sample that handing it over costs as much
+        return None  # samples are so cheap that handing them over costs as much
     cannot = stats.loader.settings.no_workers
     if cannot:
         return RuleFinding(
@@ -50,7 +50,7 @@ def main_process_loading(stats: LoaderStats) -> RuleFinding | None:
 
 
 def too_few_workers(stats: LoaderStats) -> RuleFinding | None:
-    """The workers are busy all the time, and cores are idle."""
+    """The workers are always busy, and there are more cores than workers."""
     workers, service = stats.workers, stats.service
     if not stats.starved or not workers or service is None or workers >= stats.cores:
         return None
@@ -67,7 +67,8 @@ def too_few_workers(stats: LoaderStats) -> RuleFinding | None:
 
 
 def too_many_workers(stats: LoaderStats) -> RuleFinding | None:
-    """More workers than cores, and all compute: they wait for each other, take longer to start and use more memory."""
+    """There are many more workers than cores, and all of them compute. They wait for each other, take longer to start
+    and use more memory."""
     if stats.workers < PER_CORE * stats.cores or stats.delayed < CROWDED or stats.waits > CROWDED:
         return None
     extra = 1 - stats.cores / stats.workers
@@ -83,7 +84,7 @@ def too_many_workers(stats: LoaderStats) -> RuleFinding | None:
 
 
 def too_few_cores(stats: LoaderStats) -> RuleFinding | None:
-    """Making the samples takes all the cores that are granted. Asked last, of a loader without another cause."""
+    """Making the samples takes all granted cores. This rule runs last, for a loader without another cause."""
     if not stats.starved or not stats.loader.stages.worker.cpu_s or stats.total <= 0:
         return None
     wanted = cores_wanted(stats)
@@ -98,13 +99,13 @@ def too_few_cores(stats: LoaderStats) -> RuleFinding | None:
 
 
 def cpu_s(stats: LoaderStats) -> float:
-    """CPU seconds of all workers, with all threads of each; with no workers, of the fetching thread."""
+    """Returns the CPU seconds of all threads of all workers, or of the fetching thread if there are no workers."""
     own = stats.loader.stages.worker.cpu_s
     return max(own, stats.loader.kernel.cpu_ns / 1e9) if stats.workers else own
 
 
 def cores_wanted(stats: LoaderStats) -> float:
-    """Cores that the loop and its workers use, or could use and do not get. The loop has taken some time."""
+    """Returns the cores that the loop and its workers use or wait for. ``stats.total`` must be above 0."""
     return (cpu_s(stats) + stats.loader.kernel.delay_ns / 1e9 + stats.loader.stages.consumer.cpu_s) / stats.total
 
 
@@ -113,7 +114,7 @@ def worker_startup(stats: LoaderStats) -> RuleFinding | None:
     epochs = stats.loader.epochs
     if epochs < 2 or not stats.workers or stats.total <= 0:
         return None
-    # A first batch takes a task's time at best, workers or not.
+    # Even with running workers, a first batch takes at least a task's time.
     pause = max(0.0, stats.startup / epochs - (stats.service or 0.0))
     for starts, total_s, fix, change in _fewer_starts(stats):
         share = pause * starts / total_s
@@ -129,7 +130,7 @@ def worker_startup(stats: LoaderStats) -> RuleFinding | None:
 
 
 def _fewer_starts(stats: LoaderStats) -> Iterator[tuple[int, float, str, JsonObject]]:
-    """Ways to start workers less often: the starts that each saves, of how many seconds, what to do, as a setting."""
+    """Yields ways to start workers less often: starts saved, total seconds that a share refers to, fix, settings."""
     loader = stats.loader
     epochs, abandoned = loader.epochs, loader.epochs - loader.ended
     if epochs >= MIN_EPOCHS and 2 * abandoned > epochs and stats.batches < 2 * epochs:  # next(iter(loader)), each step
@@ -138,7 +139,7 @@ def _fewer_starts(stats: LoaderStats) -> Iterator[tuple[int, float, str, JsonObj
         return
     if not loader.settings.persistent_workers:
         yield (epochs - loader.made, stats.total, PERSISTENT, {"persistent_workers": True})
-    if loader.made > loader.at_once:  # workers live as long as their loader does, and no setting makes that longer
+    if loader.made > loader.at_once:  # workers never outlive their loader, whatever the settings
         fix = f"make the loader once, not {loader.made} times, with {PERSISTENT}"
         yield (epochs - loader.at_once, stats.total, fix, {})
 
@@ -151,21 +152,21 @@ def thread_oversubscription(stats: LoaderStats) -> RuleFinding | None:
     own_s, all_s, delay_s = stats.loader.stages.worker.cpu_s, kernel.cpu_ns / 1e9, kernel.delay_ns / 1e9
     ratio = all_s / own_s if own_s > 0 else 0.0
     if own_s + delay_s < COMPUTES * worked:
-        return None  # the tasks sleep, so it is not they that are short of cores
+        return None  # the tasks sleep, so they are not what lacks cores
     if all_s - own_s < EXCESS_CPU * worked or ratio < OVER_OWN_CPU or stats.delayed < DELAYED:
         return None
     if worked < AT_WORK * kernel.seconds:
-        return None  # a worker hardly works, so what else its process does is not the work of its tasks' threads
+        return None  # the worker is mostly idle, so its process's other CPU time does not come from its tasks
     return RuleFinding(
-        stats.share,  # it slows all that the workers do
+        stats.share,  # all work of the workers slows down
         {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed},
         "one native thread a worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which caps them",
     )
 
 
 def gil_bound(stats: LoaderStats) -> RuleFinding | None:
-    """Threads that compute in Python take turns at the interpreter's lock: worker threads, or a dataset's own pool.
-    Threads that take turns use one core together, however many they are."""
+    """Threads that compute in Python, workers or a dataset's own pool, take turns holding the interpreter's lock.
+    However many they are, together they use one core."""
     return _gil_bound_workers(stats) or _gil_bound_helpers(stats)
 
 
@@ -188,7 +189,7 @@ def _gil_bound_workers(stats: LoaderStats) -> RuleFinding | None:
 
 
 def _gil_bound_helpers(stats: LoaderStats) -> RuleFinding | None:
-    """The fetching thread waits for other threads of its process, and they use one core together."""
+    """Finds a fetching thread that waits for other threads of its process, which together use one core."""
     service, used = stats.service, stats.helper_cores
     if not stats.bottleneck or service is None or stats.cores < 2 or stats.waits < 0.5:
         return None
