@@ -1,12 +1,12 @@
-"""Times one iterator: when each batch was asked for and when it came, and from that waits, steps and epochs.
+"""Times one iterator: when the consumer asks for each batch and when it gets it, and hence waits, steps and epochs.
 
 ::
 
     consumer   --step--> next()                returns --step--> next() ...
                            |asked: wait begins    |came: step begins
 
-The two times of each batch are appended to ``times``. ``settle`` works out many of them at once, so that a loop of a
-thousand steps a second loses about a hundredth of its time to the watch.
+The two times of each batch are appended to ``times``. ``settle`` processes many of them at once, so that at a thousand
+steps a second the watch costs about 1 % of the loop's time.
 
 Everything here runs in the consumer's thread, except ``settle``, which
 ``ProcessWatch.snapshot`` calls in that thread too.
@@ -21,15 +21,17 @@ from ...core.histogram import Histogram
 from ...core.metrics import EPOCHS, LoaderMetrics
 from .device import DeviceWatch
 
-MOST_TIMES = 64  # numbers in ``times``, two a batch
-MOST_S = 0.02  # between two calls of ``settle``: what a process that is killed may leave out
+MOST_TIMES = 64  # numbers in ``times``, two per batch
+MOST_S = 0.02  # seconds between two calls of ``settle``: a killed process loses about this much
 _now = time.perf_counter
 _cpu = time.process_time
 
 
 class Clock:
-    """See the module. The epoch has begun: the consumer called ``iter()`` at ``began`` and waited ``waited_s`` for it.
-    Time since then that is not in ``waited_s`` is what stoker measured."""
+    """The clock of one iterator; see the module.
+
+    The consumer called ``iter()`` at ``began`` and waited ``waited_s`` for it. Other time since then was spent on
+    stoker's measurements."""
 
     def __init__(
         self,
@@ -41,21 +43,21 @@ class Clock:
         began: float,
     ) -> None:
         self.metrics = metrics  # the loader's numbers
-        self.size: int = metrics.settings.get("batch_size") or 1  # for batches that do not say theirs
+        self.size: int = metrics.settings.get("batch_size") or 1  # assumed for a batch whose size is unknown
         self.inside = False  # ``next()`` runs; a ``next()`` inside another one is not timed
-        self.times: list[float] = []  # of batches that are not worked out yet: asked, came, asked, came, ...
+        self.times: list[float] = []  # of batches not settled yet: asked, came, asked, came, ...
         self.samples = 0  # in those batches
-        self._row = row  # its row of shared memory (``shared_counters.Live``)
-        self._on_batches = on_batches  # called whenever batches were worked out, with their number and the time
+        self._row = row  # the loader's row in shared memory (``shared_counters.Live``)
+        self._on_batches = on_batches  # called after ``settle``, with the number of batches and the time
         self._find_device = find_device  # returns the watch on the device, once the script uses one
         self._device: DeviceWatch | None = None
         self._epoch = [0.0] * 7  # batches, wait_s, step_s, first_wait_s, loop_s, samples, first_step_s
         self._began = began  # of the epoch
         self._made = _now()
         self._first = True  # no batch of the epoch has come yet
-        self._came = 0.0  # when the last batch came; 0.0 where no step follows it
-        self._cpu = 0.0  # CPU time then
-        self._settled = 0.0  # when ``times`` were worked out last
+        self._came = 0.0  # when the last settled batch came; 0.0 if no step follows it
+        self._cpu = 0.0  # the process's CPU time when the last batch came
+        self._settled = 0.0  # when ``times`` were settled last
         if len(metrics.by_epoch) < EPOCHS:
             metrics.by_epoch.append(self._epoch)
         if metrics.left_at:
@@ -67,7 +69,7 @@ class Clock:
         self._epoch[1] = self._epoch[3] = waited_s
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # an iterator that is copied or pickled has no clock afterwards
+        return type(None), ()  # a copied or unpickled iterator has no clock
 
     def before(self, now: float) -> None:
         """``next()`` begins."""
@@ -90,7 +92,7 @@ class Clock:
         self._cpu = _cpu()
 
     def ended(self, asked: float, now: float) -> None:
-        """There is no more batch. The wait for that, and the step before it, count."""
+        """``next()`` raised StopIteration. Counts this last wait and the step before it."""
         self.settle()
         m = self.metrics
         if self._came:
@@ -105,12 +107,12 @@ class Clock:
         self.failed()
 
     def failed(self) -> None:
-        """``next()`` raised: what follows is no step."""
+        """``next()`` raised, so the time that follows is not a step."""
         self.settle()
         self._came = 0.0
 
     def forked(self, row: memoryview[float]) -> None:
-        """In a forked child, whose numbers begin here."""
+        """Restarts the clock in a forked child, whose counts begin at zero."""
         self._row, self.times, self.samples = row, [], 0
         self._device = None  # CUDA cannot be used here
 
@@ -140,7 +142,7 @@ class Clock:
         epoch[5] += samples
         if self._first:
             self._first = False
-            self._began += max(0.0, times[0] - self._made)  # an iterator that was made long before it was asked
+            self._began += max(0.0, times[0] - self._made)  # the iterator may be created long before its first use
             m.first_wait_s += waits[0]
             epoch[3] += waits[0]
             del waits[0]
@@ -153,7 +155,7 @@ class Clock:
         self._on_batches(count, came)
 
     def _loop_until(self, now: float) -> None:
-        """The epoch has lasted until now."""
+        """Extends the epoch's wall-clock time until ``now``."""
         self.metrics.loop_s += now - self._began - self._epoch[4]
         self._epoch[4] = now - self._began
 
@@ -163,8 +165,8 @@ class Clock:
         row[3], row[4], row[5], row[6] = m.batches, m.samples, m.epochs, m.ended
 
     def __del__(self) -> None:
-        # The iterator was abandoned in the middle of an epoch. This may run in any thread, so nothing is sent.
+        # The iterator may have been abandoned mid-epoch. This can run in any thread, so it must not send.
         self._on_batches = lambda batches, now: None
         self.settle()
         if self.metrics.left_at and self._epoch[0] == 1:
-            self.metrics.left_at = _now()  # ending its workers was no step
+            self.metrics.left_at = _now()  # shutting its workers down is not part of a step

@@ -1,4 +1,4 @@
-"""Watches the device: its time without data, and what crosses between it and the host. It never waits for the device.
+"""Watches the device: its time without data, and copies between it and the host. Never waits for the device itself.
 
 *Gaps* (starved time): an event on the stream when ``next()`` begins, and one when it returns::
 
@@ -6,10 +6,10 @@
     stream   kernels ... kernels, event A                         event B, kernels
     device   kernels ......... A passed (idle ................) B passed
 
-The device passes A when all that was launched is done. Between A and B it is idle for want of data. While the queue of
-kernels runs ahead, it passes both at once (CUDA C++ Programming Guide, "Events").
+The device passes A when it has finished all launched work. Between A and B it is idle for lack of data. If kernels are
+still queued when B is recorded, it passes both at once (CUDA C++ Programming Guide, "Events").
 
-*Crossings*: for 8 steps in 512, calls that copy between host and device, or wait for it, are timed.
+*Crossings*: in 8 of every 512 steps, calls that copy between host and device or wait for the device are timed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
 from ...loader.describe import made_at
 
-PAIRS = 64  # of events that the device has not passed; with 64 of them none are added
-PERIOD_S = 1e-3  # between two gaps that are measured: an event costs some microseconds
-FIRST = 8  # steps before calls are timed
-EVERY = 512  # steps between two times of timing
-TIMED_STEPS = 8  # steps that are timed
+PAIRS = 64  # most pairs of events in flight; beyond that none are added
+PERIOD_S = 1e-3  # seconds between two measured gaps: an event costs a few microseconds
+FIRST = 8  # steps before calls are first timed
+EVERY = 512  # steps from the start of one timed burst to the next
+TIMED_STEPS = 8  # steps in a timed burst
 SYNCS = ("item", "tolist", "cpu", "numpy")
 _now = time.perf_counter
 
@@ -62,7 +62,7 @@ class Gaps:
         self._entry.record()
 
     def leave(self, waited: float) -> None:
-        """It returns, after a wait of so many seconds."""
+        """``next()`` returns, after a wait of ``waited`` seconds."""
         entry, self._entry = self._entry, None
         if entry is None:
             return
@@ -72,10 +72,12 @@ class Gaps:
 
 
 class Crossings:
-    """Times ``Tensor.to``, ``.cuda``, ``.copy_`` to the device and what waits for it, for a few steps now and then.
-    Kinds are ``pageable`` (a copy from memory that is not page-locked: the driver copies it twice, and the call waits),
-    ``blocking`` (page-locked, without ``non_blocking``), ``free`` (page-locked and ``non_blocking``) and ``sync`` (the
-    host waits for the device)."""
+    """Times copies to the device (``Tensor.to``, ``.cuda``, ``.copy_``) and calls that wait for it, in occasional
+    bursts of steps.
+
+    Kinds of calls: ``pageable`` copies from memory that is not page-locked, so the driver copies twice and the call
+    waits. ``blocking`` copies page-locked memory without ``non_blocking``, ``free`` with it. ``sync`` makes the host
+    wait for the device."""
 
     def __init__(self, metrics: LoaderMetrics, device: str = "cuda") -> None:
         self._metrics, self._device = metrics, device
@@ -83,7 +85,7 @@ class Crossings:
         self._timing = False
 
     def step(self, seconds: float) -> None:
-        """A step has ended, after so many seconds."""
+        """A step has ended, after ``seconds`` seconds."""
         self._steps += 1
         since = (self._steps - FIRST) % EVERY
         if self._timing:
@@ -111,7 +113,8 @@ class Crossings:
             _patches.undo()
 
     def kind(self, name: str, source: object, out: object, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """What a call was, as in the class; "" for none of that. ``source``: the tensor that is copied, or read."""
+        """Classifies a call by the kinds listed in the class; "" for other calls. ``source`` is the tensor that the
+        call copies or reads."""
         if name == "synchronize":
             return "sync"
         if not isinstance(source, torch.Tensor):
@@ -127,7 +130,7 @@ class Crossings:
             return ""
         if not source.is_pinned():
             return "pageable"
-        # Tensor.to(device, dtype, non_blocking) and .copy_(source, non_blocking): a last argument that is a bool.
+        # Tensor.to(device, dtype, non_blocking) and .copy_(source, non_blocking): non_blocking may be positional.
         free = kwargs.get("non_blocking") or any(a is True for a in args)
         return "free" if free else "blocking"
 
@@ -138,7 +141,7 @@ class Crossings:
         entry[2] += size
 
 
-# Loaders that are iterated in step are timed at the same time: torch's methods are replaced once for all of them.
+# Loaders iterated in lockstep are timed at the same time: torch's methods are replaced once for all of them.
 _timing: list[Crossings] = []
 _patches = Patches()
 
@@ -167,7 +170,7 @@ def _timed(name: str, original: Callable[..., object]) -> Callable[..., object]:
 
 
 class DeviceWatch:
-    """Gaps and crossings of one loader, once its script uses CUDA."""
+    """Gaps and crossings of one loader, in a script that uses CUDA."""
 
     def __init__(self, metrics: LoaderMetrics) -> None:
         self._metrics = metrics
@@ -175,17 +178,17 @@ class DeviceWatch:
         self._crossings = Crossings(metrics)
 
     def enter(self, now: float, stepped: float) -> None:
-        """``next()`` begins, after a step of so many seconds."""
+        """``next()`` begins, after a step of ``stepped`` seconds."""
         self._crossings.step(stepped)
         self._gaps.enter(now)
 
     def leave(self, waited: float) -> None:
-        """``next()`` returns, after so many seconds."""
+        """``next()`` returns, after ``waited`` seconds."""
         self._gaps.leave(waited)
 
     def collect(self, final: bool) -> None:
-        """Brings the numbers up to date; nothing stays wrapped after the last time."""
+        """Updates the loader's metrics. If ``final``, also unwraps torch's methods."""
         if final:
             self._crossings.end()
-        with contextlib.suppress(Exception):  # torch before 2.8 does not count it
+        with contextlib.suppress(Exception):  # torch before 2.8 has no such counter
             self._metrics.pinned_bytes = int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))

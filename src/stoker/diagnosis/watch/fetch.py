@@ -17,7 +17,7 @@ from ...core.types import Batch, Index, Sample
 from ...workers.fetcher import BatchFetcher
 from .shared_counters import WorkerTimes
 
-LOOKED_AT = 64  # tasks of an epoch in this process: whether a task draws, 50 us each, until one did
+LOOKED_AT = 64  # tasks per epoch in this process checked for drawing random numbers (50 us each), until one did
 _ns = time.perf_counter_ns
 _cpu_ns = time.thread_time_ns
 _now = time.monotonic
@@ -28,7 +28,8 @@ Fetch = Callable[[Fetcher, Index], Batch]
 
 
 def attach(patches: Patches) -> None:
-    """Times torch's own fetchers, in its workers and inline, and stoker's, whose times its workers send themselves."""
+    """Times torch's own fetchers, in workers and inline. Also wraps stoker's fetcher, though its workers send their
+    total times themselves."""
     fetch_module = torch_utils.fetch
     for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
         patches.put(cls, "fetch", _timed_fetch)
@@ -36,7 +37,7 @@ def attach(patches: Patches) -> None:
 
 
 def _sampled_run(run: Callable[[BatchFetcher, Index], Batch]) -> Callable[[BatchFetcher, Index], Batch]:
-    """stoker's workers send the sums themselves; this is for the times of single tasks and for their stacks."""
+    """Records single tasks' times and stacks; stoker's workers send the sums themselves."""
 
     @functools.wraps(run)
     def sampled(self: BatchFetcher, indices: Index) -> Batch:
@@ -56,10 +57,10 @@ def _sampled_run(run: Callable[[BatchFetcher, Index], Batch]) -> Callable[[Batch
 
 
 class TaskTimer:
-    """Times the tasks of one of torch's fetchers, in the process ``pid``."""
+    """Times the tasks of one torch fetcher in process ``pid``."""
 
     def __init__(self, fetcher: Fetcher, times: WorkerTimes) -> None:
-        wrapped = getattr(fetcher.collate_fn, "__self__", None)  # by the timer of the parent, before a fork
+        wrapped = getattr(fetcher.collate_fn, "__self__", None)  # the parent's timer, if it wrapped it before a fork
         collate = wrapped._collate if isinstance(wrapped, TaskTimer) else fetcher.collate_fn
         self._collate: Callable[[list[Sample]], Batch] = collate
         self._collate_s = 0.0
@@ -79,7 +80,7 @@ class TaskTimer:
             self._collate_s = _now() - began
 
     def run(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
-        """Runs a task, and adds its time to the loader's numbers. While it runs, the stack sampler may look into it."""
+        """Runs a task and adds its time to the loader's counters. The stack sampler may sample the task meanwhile."""
         self._collate_s = 0.0
         settings = self._times.metrics.settings
         before = RandomState() if self._looks > 0 and not settings.get("draws") else None
@@ -113,7 +114,7 @@ def _timed_fetch(original: Fetch) -> Fetch:
 
 
 def timed_gather(gather: Callable[[Index], Batch], times: WorkerTimes) -> Callable[[Index], Batch]:
-    """Times stoker's ``RowGather`` inline. What it leaves to torch's fetcher is timed there."""
+    """Times stoker's ``RowGather`` inline. Batches that it leaves to torch's fetcher are timed there."""
 
     def fetch(index: Index) -> Batch:
         before, began, cpu = gather.gathered, _ns(), _cpu_ns()  # type: ignore[attr-defined]

@@ -1,15 +1,15 @@
-"""Watches iterators, wherever they are made: how long making one takes, and each of its batches.
+"""Watches iterators, wherever they are created: times their creation and each of their batches.
 
 ::
 
     1. loader.__iter__()           ``watched_iterator``: this loader is being opened (``_opening.stack``)
-    2.   torch's iterator is made    ``_making``: notes it for the loader that is being opened. Without one, a framework
-                                     has called torch's class itself: then ``_making`` opens the loader
+    2.   torch's iterator is made    ``_making``: notes it for the loader being opened. If none is, a framework called
+                                     torch's class directly: then ``_making`` opens the loader
     3. ``_put_clock``              puts a ``Clock`` into the iterator that the consumer reads
     4. next(it)                    ``_timed``: reads the clock before and after
 
-A subclass may have an ``__iter__`` of its own (``watched_iter_method``). If that is a generator, the consumer reads the
-generator, so that one gets the clock (``GeneratorIterator``).
+A subclass may define its own ``__iter__`` (``watched_iter_method``). If that is a generator function, the consumer
+reads the generator, so the clock belongs there (``GeneratorIterator``).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Next = Callable[[Iterator[Batch]], Batch]
 
 
 class _Opening(threading.local):
-    """The loaders whose iterators this thread is making, the innermost last, each with torch's iterators made for it so
-    far; ``count``: how many were ever opened."""
+    """The loaders whose iterators this thread is creating, innermost last, each with the torch iterators created for it
+    so far. ``count`` is how many loaders this thread ever opened."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[LoaderLike, list[Iterator[Batch]]]] = []
@@ -56,7 +56,7 @@ _opening = _Opening()
 
 
 class GeneratorIterator:
-    """The batches of a loader whose own ``__iter__`` is a generator; unlike a generator it can hold a clock."""
+    """Wraps the generator that a loader's own ``__iter__`` returns: unlike a generator, it can hold a clock."""
 
     def __init__(self, it: Iterator[Batch]) -> None:
         self._it = it
@@ -71,7 +71,7 @@ class GeneratorIterator:
 def watched_iterator(
     watch: ProcessWatch, patches: Patches, loader: LoaderLike, make: Callable[[], Iterator[Batch]]
 ) -> Iterator[Batch]:
-    """The iterator of a loader that ``make`` makes, with a clock in it."""
+    """Calls ``make`` to create the loader's iterator, and puts a clock into it."""
     if not watch.on or any(of is loader for of, _ in _opening.stack):
         return make()
     began = _now()
@@ -81,7 +81,7 @@ def watched_iterator(
     made: list[Iterator[Batch]] = []
     _opening.stack.append((loader, made))
     _opening.count += 1
-    # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
+    # If the consumer reads a generator, that gets the clock: another thread may read the iterator behind it.
     own = getattr(type(loader), "__iter__", None)
     clocked = not hasattr(own, "_stoker_generator") and not state_of(loader).iterates_generator
     try:
@@ -94,7 +94,7 @@ def watched_iterator(
     _note_engine(watch, loader, metrics, inner)
     _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
     if clocked:
-        # The loader may be its own iterator, and is copied and pickled.
+        # A loader that is its own iterator gets no clock, because it may be copied and pickled.
         on = it if id(it) != id(loader) and _can_hold_clock(it) else inner
         _put_clock(watch, patches, metrics, on, _now() - began, began)
     return it
@@ -117,19 +117,19 @@ def _can_hold_clock(it: object) -> bool:
 
 
 def _note_engine(watch: ProcessWatch, loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
-    """The loader's settings, whose engine its iterator is, and why that is not stoker's."""
+    """Notes the loader's settings, whose engine its iterator uses and, if that is torch's, why."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
     if rank_and_ranks()[1] > 1:
         metrics.settings["length"] = batches_of(loader) if ours else compare(loader, metrics.name)
-    # An iterator of a user's class may wrap one of torch's that was made for an earlier epoch.
+    # A user's iterator may wrap a torch iterator created in an earlier epoch, so it says nothing about the engine.
     if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or metrics.name not in watch.bypassed:
         metrics.settings["engine"] = "stoker" if ours else "torch"
         watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
 
 
 def _time_fetcher(fetcher: Any, times: WorkerTimes) -> None:
-    """Times what an iterator fetches in this process."""
+    """Times the tasks that an iterator fetches in this process."""
     if fetcher is None:
         return
     fetcher._stoker_times = times
@@ -138,7 +138,7 @@ def _time_fetcher(fetcher: Any, times: WorkerTimes) -> None:
 
 
 def watched_iter_method(watch: ProcessWatch, patches: Patches, start: Start) -> Start:
-    """For the ``__iter__`` of a subclass: what it returns is watched, unless the iterators that it uses are."""
+    """Wraps a subclass's ``__iter__``: watches the iterator it returns, unless those it uses are already watched."""
 
     @functools.wraps(start)
     def __iter__(self: LoaderLike) -> Iterator[Batch]:
@@ -161,7 +161,7 @@ def watched_iter_method(watch: ProcessWatch, patches: Patches, start: Start) -> 
 def _read_generator(
     watch: ProcessWatch, patches: Patches, loader: LoaderLike, it: Generator[Batch, None, None]
 ) -> Generator[Batch, None, None]:
-    """The same batches, in a generator that knows when they were asked for."""
+    """Yields the generator's batches, through an iterator with a clock."""
     try:
         outer = GeneratorIterator(it)
         if watch.on:
@@ -174,7 +174,7 @@ def _read_generator(
 
 
 def watch_iterators(cls: type, watch: ProcessWatch, patches: Patches) -> None:
-    """Wraps what a class of iterators defines itself of ``__init__``, ``_reset`` and ``__next__``."""
+    """Wraps those of ``__init__``, ``_reset`` and ``__next__`` that an iterator class defines itself."""
     own = vars(cls)
     if isinstance(own.get("__next__"), types.FunctionType):
         patches.put(cls, "__next__", lambda original: _timed(watch, original))
@@ -186,7 +186,7 @@ def watch_iterators(cls: type, watch: ProcessWatch, patches: Patches) -> None:
 
 
 def _making(watch: ProcessWatch, patches: Patches, original: Callable[..., None]) -> Callable[..., None]:
-    """For a method that makes an iterator, or makes it begin again: of a loader, the first argument."""
+    """Wraps a method that creates or restarts a loader's iterator; its first argument is the loader."""
 
     @functools.wraps(original)
     def method(self: Iterator[Batch], loader: LoaderLike, *args: object, **kwargs: object) -> None:
@@ -209,7 +209,7 @@ def _making(watch: ProcessWatch, patches: Patches, original: Callable[..., None]
 
 
 def _timed(watch: ProcessWatch, original: Next) -> Next:
-    """For the ``__next__`` of a class of iterators."""
+    """Wraps the ``__next__`` of an iterator class."""
 
     @functools.wraps(original)
     def __next__(self: Iterator[Batch]) -> Batch:
@@ -217,7 +217,7 @@ def _timed(watch: ProcessWatch, original: Next) -> Next:
         if clock is None or clock.inside:
             return original(self)
         if watch.max_steps is not None and watch.enough():
-            raise SystemExit(0)  # the script ends here, and well
+            raise SystemExit(0)  # ends the script successfully
         began = _now()
         clock.before(began)
         clock.inside = True

@@ -1,11 +1,11 @@
-"""Puts the watch on torch's loaders, and takes it off again.
+"""Attaches the watch to torch's loaders, and detaches it again.
 
-- ``attach`` is for ``stoker run``: the hook in the script's process calls it once, and it stays.
+- ``attach`` is for ``stoker run``: the hook in the script's process calls it once, and the watch stays.
 - ``begin`` and ``end`` are for ``stoker.watch()`` in a notebook; ``share`` and ``end`` for any number of callbacks.
-- ``apply_on`` and ``apply_off`` are for ``%stoker_apply``: ``--apply`` in a process that runs already.
+- ``apply_on`` and ``apply_off`` are for ``%stoker_apply``: ``--apply`` in a process that is already running.
 
-What is seen goes to ``stoker run`` over a socket once a second and at the end, and into memory shared with it, so that
-a killed script leaves all it did until then.
+The watch sends a snapshot to ``stoker run`` once a second and at the end, over a socket. It also counts in memory
+shared with ``stoker run``, so that a killed script leaves its counts up to that moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.utils.data.dataloader as torch_loader
 from ...core.errors import UsageError
 from ...core.patches import Patches, subclasses
 from ...core.types import Batch, LoaderLike
-from ...loader import takeover  # with the engine, which defines stoker's iterators: classes that exist are watched
+from ...loader import takeover  # imports the engine, so that stoker's iterator classes exist and get watched
 from ...loader.describe import named
 from ...loader.loader_state import state_of
 from ...workers import hangs
@@ -36,13 +36,16 @@ from .watch import ProcessWatch, unchanged
 _own: ProcessWatch | None = None  # the watch on this process, once there is one
 _patches = Patches()
 _in_session = False  # a stoker.watch() has begun and not ended
-_users = 0  # that have begun or shared the watch and not ended it
-_maker: takeover.Maker | None = None  # of iterators, since ``apply_on``
+_users = 0  # callers of ``begin`` or ``share`` that have not called ``end``
+_maker: takeover.Maker | None = None  # makes iterators between ``apply_on`` and ``apply_off``
 
 
 def begin() -> ProcessWatch:
-    """A watch on this process from now on, for ``session``. Its counters begin at zero, unless ``stoker run`` started
-    this process. Raises UsageError: another session has begun one."""
+    """Starts watching this process, for a ``Session``. Counters begin at zero, unless ``stoker run`` started this
+    process.
+
+    Raises:
+        UsageError: another session is still running."""
     global _in_session
     if _in_session:
         raise UsageError("another stoker.watch() has not ended yet: call its stop()")
@@ -54,8 +57,8 @@ def begin() -> ProcessWatch:
 
 
 def share() -> ProcessWatch:
-    """The watch on this process, with what it has counted; a new one if there is none. For a callback, which wants to
-    know what is added from now on: a session that begins meanwhile clears the counters."""
+    """Returns the watch on this process with its counts so far, or starts a new one. For callbacks, which look at what
+    is added from now on. A session that begins later clears the counters."""
     global _users
     watch = _known()
     if not watch.on:
@@ -67,19 +70,19 @@ def share() -> ProcessWatch:
 
 
 def end(watch: ProcessWatch, session: bool = False) -> None:
-    """One user less. Without any nothing is watched, unless ``stoker run`` started this process."""
+    """Removes one user of the watch. The last one stops it, unless ``stoker run`` started this process."""
     global _in_session, _users
     _in_session = _in_session and not session
     _users -= 1
     watch.on = watch.listened or _users > 0
     if not watch.on:
         watch.rest()
-        if not watch.apply:  # else loaders are named for it
+        if not watch.apply:  # --apply needs the loaders' names
             _patches.undo()
 
 
 def apply_on() -> None:
-    """From now on this process' loaders have what ``--apply`` gives. Called again: nothing."""
+    """From now on treats this process's loaders as ``--apply`` does. Calling it again does nothing."""
     global _maker
     watch = _known()
     if not watch.apply:
@@ -88,7 +91,7 @@ def apply_on() -> None:
 
 
 def apply_off() -> None:
-    """Takes ``apply_on`` back: iterators made from now on are torch's. Without one: nothing."""
+    """Undoes ``apply_on``: iterators created from now on are torch's. Does nothing without ``apply_on``."""
     global _maker
     watch = _known()
     if _maker is None:
@@ -104,7 +107,7 @@ def _known() -> ProcessWatch:
     global _own
     waiting = getattr(sys.modules.get("_stoker_hook"), "waiting", None)
     if _own is None and waiting is not None:
-        waiting.begin()  # under ``stoker run``, before the first loader: there is one watch on a process
+        waiting.begin()  # under ``stoker run``, before the first loader: a process has only one watch
     if _own is None:
         _own = _new()
         _own.on = False
@@ -112,8 +115,10 @@ def _known() -> ProcessWatch:
 
 
 def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., object]] | None = None) -> ProcessWatch:
-    """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do.
-    ``late``: methods that call what stands here, by class and name (``_hook``); others are replaced themselves."""
+    """Attaches the watch to torch's loader module, as ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` request.
+
+    ``late`` holds, by class and name, functions that already installed methods call (see ``_hook``): the watch replaces
+    the entries. It replaces all other methods on their classes."""
     global _own
     watch = _own = _new()
     if signal.getsignal(hangs.DUMP_SIGNAL) is signal.SIG_DFL:
@@ -123,7 +128,7 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
     if os.environ.get("STOKER_DEBUG") == "1":
         from ...loader.inline_iterator import DebugIter
 
-        takeover.make_with(DebugIter)  # stoker's own class asks the engine
+        takeover.make_with(DebugIter)  # for torch's loaders; stoker's own class asks the engine
     if watch.apply:
         _apply(watch)
     return watch
@@ -148,7 +153,7 @@ def _new() -> ProcessWatch:
 
 
 def _patch(module: ModuleType, watch: ProcessWatch) -> None:
-    """Replaces the methods that make loaders and iterators."""
+    """Replaces the methods that create loaders and iterators."""
     base, iterators = module.DataLoader, module._BaseDataLoaderIter
     _patches.put(base, "__init__", functools.partial(_making_loader, watch))
     _patches.put(base, "__iter__", lambda start: _starting(start, watch))
@@ -181,7 +186,7 @@ def _starting(start: Start, watch: ProcessWatch) -> Start:
 
 
 def _defining(base: Any, original: object, watch: ProcessWatch) -> object:
-    """Watches the classes of loaders that are defined from now on."""
+    """Watches loader classes that are defined from now on."""
     if (base, "__init_subclass__") in _patches.late:
         return lambda cls: _watch_class(cls, watch)
 
@@ -193,10 +198,10 @@ def _defining(base: Any, original: object, watch: ProcessWatch) -> object:
 
 
 def _watch_class(cls: type, watch: ProcessWatch) -> None:
-    """Of a subclass, what it does in torch's place."""
+    """Watches the methods of a subclass that replace torch's."""
     if cls.__module__.startswith("stoker."):
         return
-    if cls.__module__.startswith("torchdata."):  # StatefulDataLoader does not call torch's
+    if cls.__module__.startswith("torchdata."):  # StatefulDataLoader does not call torch's ``__init__``
         _patches.put(cls, "__init__", functools.partial(_making_loader, watch))
     if isinstance(vars(cls).get("__iter__"), types.FunctionType):
         _patches.put(cls, "__iter__", lambda start: watched_iter_method(watch, _patches, start))

@@ -1,5 +1,5 @@
-"""What a watched process counts in shared memory: how far each loader came, which a SIGKILL leaves to ``stoker run``,
-and what torch's own forked workers spend."""
+"""Counters of a watched process in shared memory: each loader's progress, which ``stoker run`` can read even after a
+SIGKILL, and the times of torch's own forked workers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from . import worker_record
 from .worker_record import WorkerRecord
 
 LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs", "ended")
-ROWS = 256  # loaders of one process
-MAX_WORKERS = 256  # rows of the table that forked workers write their times to
+ROWS = 256  # most loaders of one process
+MAX_WORKERS = 256  # rows of the table to which forked workers write their times
 COLUMNS = 4  # fetch, collate, CPU (nanoseconds), tasks
 
 
 class Live:
-    """A table with one row of doubles, ``LIVE``, for each loader. ``fd`` is -1 where it cannot be shared, because there
-    are no more descriptors."""
+    """A table with one row of doubles (``LIVE``) per loader. ``fd`` is -1 if the table could not be shared, for
+    instance because the process is out of file descriptors."""
 
     def __init__(self, fd: int | None = None) -> None:
         size = ROWS * len(LIVE) * 8
@@ -33,44 +33,44 @@ class Live:
                 self.close()
                 memory = mmap.mmap(-1, size)
         else:
-            self.fd = fd  # the memory of another process' table, to read
+            self.fd = fd  # another process's table, mapped read-only
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         self._view = memoryview(memory).cast("d")
         self._beyond = memoryview(bytearray(len(LIVE) * 8)).cast("d")
 
     def close(self) -> None:
-        """Gives the descriptor back; rows stay."""
+        """Closes the descriptor; the rows stay usable."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
 
     def row(self, index: int) -> memoryview[float]:
-        """The row of a process' loader number ``index``. Those beyond the table get one that is not read."""
+        """Returns the row of loader number ``index``. Loaders beyond the table share a row that is never read."""
         if index >= ROWS:
             return self._beyond
         return self._view[index * len(LIVE) : (index + 1) * len(LIVE)]
 
 
 class WorkerTimes:
-    """What one loader's fetching processes write their times to: a row each, in memory shared by fork."""
+    """The table to which one loader's fetching processes write their times: a row each, in memory shared by fork."""
 
-    current: WorkerTimes | None = None  # of the loader whose workers are being forked
+    current: WorkerTimes | None = None  # of the loader whose iterator, and so workers, are being created
 
     def __init__(self, metrics: LoaderMetrics) -> None:
         self._memory = mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)
         self._rows = memoryview(self._memory).cast("q")
         self._texts = memoryview(mmap.mmap(-1, MAX_WORKERS * worker_record.ROW_BYTES))
-        self._has_record = memoryview(mmap.mmap(-1, MAX_WORKERS))  # which of the texts are written to
-        self._records: dict[int, JsonObject] = {}  # by process
-        self._before: dict[int, JsonObject] = {}  # what they were at ``restart``
-        self._own_record: tuple[int, WorkerRecord] | None = None  # with the process that made it
+        self._has_record = memoryview(mmap.mmap(-1, MAX_WORKERS))  # per row of ``_texts``: 1 if a process writes to it
+        self._records: dict[int, JsonObject] = {}  # by process ID
+        self._before: dict[int, JsonObject] = {}  # ``_records`` as of ``restart``
+        self._own_record: tuple[int, WorkerRecord] | None = None  # with the ID of the process that made it
         self._seen = [0] * COLUMNS
-        self.metrics = metrics  # the loader's numbers, to which ``collect`` adds
+        self.metrics = metrics  # the loader's counters, to which ``collect`` adds
 
     # In a fetching process.
 
     def record_of(self, worker: int | None, dataset: object, collate: object) -> WorkerRecord:
-        """This process' record of its tasks."""
+        """Returns this process's record of its tasks."""
         if self._own_record is None or self._own_record[0] != os.getpid():
             number = min(worker or 0, MAX_WORKERS - 1)
             self._has_record[number] = 1
@@ -78,12 +78,12 @@ class WorkerTimes:
         return self._own_record[1]
 
     def end(self) -> None:
-        """Stops sampling this process' tasks."""
+        """Stops sampling this process's tasks."""
         if self._own_record is not None and self._own_record[0] == os.getpid():
             self._own_record[1].sampler.end()
 
     def add(self, worker: int | None, fetch: int, collate: int, cpu: int, tasks: int) -> None:
-        """Nanoseconds of some tasks; the worker's id, or None in the main process."""
+        """Adds the nanoseconds of ``tasks`` tasks. ``worker`` is the worker's ID, None in the main process."""
         if worker is not None and worker >= MAX_WORKERS:
             return
         rows, at = self._rows, (worker or 0) * COLUMNS
@@ -98,7 +98,7 @@ class WorkerTimes:
     # In the watching process.
 
     def collect(self) -> None:
-        """Adds what came in since the last time to the loader's numbers."""
+        """Adds the counts since the last call to the loader's counters."""
         total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS)]
         fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
         self._seen = total
@@ -117,7 +117,7 @@ class WorkerTimes:
             m.inside = worker_record.merge(r for r in new if r is not None)
 
     def restart(self) -> None:
-        """From now on tasks are different ones: what was recorded of them so far does not count."""
+        """Discards what was recorded so far, because tasks differ from now on."""
         self.collect()
         self._before = dict(self._records)
         m = self.metrics

@@ -1,4 +1,4 @@
-"""A sampling profiler for one thread: which line of which transform a task is at, and whether it runs or waits.
+"""A sampling profiler for one thread: which line and transform a task is executing, and whether it runs or waits.
 
 ::
 
@@ -9,14 +9,14 @@
        fetching thread runs or waits                  asked
     4. counts what is in ``_notes``
 
-- No signal is sent, so no system call of a C library is interrupted. The interpreter only runs the handler of one (C
-  API ``PyErr_SetInterruptEx``).
-- A thread that stays in a C function does not answer. The states of that time are counted with its next answer, whose
-  stack is at the line that called the function.
+- No real signal is sent, so no system call of a C library is interrupted. The interpreter only runs a signal's handler
+  (C API ``PyErr_SetInterruptEx``).
+- A thread inside a C function does not answer. The states read meanwhile are counted with its next answer, whose stack
+  is at the line that called the function.
 - No thread walks another thread's frames. That is safe only while the interpreter's lock is held throughout, which
-  Python code cannot promise.
+  Python code cannot guarantee.
 
-It samples often in a worker's first seconds, later in bursts (``REST_S``). Nothing of the user's is wrapped or traced.
+It samples often in a worker's first seconds, later in bursts (``REST_S``). No user code is wrapped or traced.
 Statistical profiling: Graham, Kessler, McKusick, "gprof", 1982.
 """
 
@@ -40,23 +40,23 @@ from ...core import packages
 from ...core.resources import threads_are_scarce
 from ...core.stacks import DECODES, decoder, listed_in, short, transform_of
 
-INTERVAL_S = 0.01  # between two samples at first
-ENOUGH = 200  # samples before the first rest; a part of the code that they have not shown is rare
+INTERVAL_S = 0.01  # seconds between two samples at first
+ENOUGH = 200  # samples before the first rest; code that they do not show is rare
 BURST = 10  # samples between two rests
-BURST_S = 0.004  # between two of them
-REST_S = (0.5, 1.3)  # drawn from, so that no loop of the script keeps step with it
-ASK_AGAIN = 100  # samples, after which a thread that did not answer is asked once more
-IDLE = 5  # samples between tasks, after which there are so many times fewer
-# Python's default of 5 ms would let the fetching thread run on to its next call that releases the interpreter's lock,
-# and code between two such calls would seem to take no time. Only in workers, and only in bursts: torch's workers have
-# a thread that sends batches, and switching to it so soon costs them several percent.
+BURST_S = 0.004  # seconds between two samples of a burst
+REST_S = (0.5, 1.3)  # rests are drawn from this range, so that no loop of the script runs in step with them
+ASK_AGAIN = 100  # samples after which a thread that did not answer is asked again
+IDLE = 5  # after this many samples between tasks, sample this many times less often
+# With Python's default of 5 ms the fetching thread would run on to its next call that releases the interpreter's lock.
+# Code between two such calls would seem to take no time. Set only in workers and only in bursts: torch's workers have a
+# thread that sends batches, and switching to it this soon costs them several percent.
 SWITCH_S = 0.0002
 MAX_DEPTH = 200  # frames of a stack
-MAX_SLOW = 64  # samples of slow tasks that are kept by index
-# The file whose frames call the dataset. Frames outside of it are the training loop's; a forked worker inherits them.
+MAX_SLOW = 64  # most dataset indices kept of samples in slow tasks
+# The file whose frames call the dataset. Frames outside it are the training loop's, which a forked worker inherits.
 OUTER = os.path.join(packages.PACKAGE, "diagnosis", "watch", "fetch.py")
 CACHE = os.path.join(packages.PACKAGE, "staging", "store", "")
-UNUSED = range(getattr(signal, "SIGRTMAX", 0) - 1, getattr(signal, "SIGRTMIN", 0) + 2, -1)  # signals without a user
+UNUSED = range(getattr(signal, "SIGRTMAX", 0) - 1, getattr(signal, "SIGRTMIN", 0) + 2, -1)  # usually unused signals
 
 Code = tuple[str, str, str]  # kind, name, file:line
 
@@ -65,43 +65,43 @@ class _Note(NamedTuple):
     """Where the fetching thread was."""
 
     stack: list[tuple[CodeType, int]]  # innermost first
-    states: list[int]  # samples since it was asked at which it ran, and at which it waited
+    states: list[int]  # samples since it was asked: how often it ran, how often it waited
     listed: str  # see ``stacks.listed_in``
-    sample: tuple[object, ...]  # index of the sample that it loads, in a slow task; () where that is not known
+    sample: tuple[object, ...]  # index of the sample it loads, in a slow task; () if unknown
 
 
 class StackSampler:
     """Samples one thread. ``thread``: its ``threading.get_ident()``. Only a process' main thread can be sampled."""
 
     def __init__(self, thread: int, native: int, alone: bool = False) -> None:
-        # by (kind, name, line): samples at which the thread ran, and at which it waited. Kinds are "decode",
-        # "transform", "collate", "cache" (stoker's is read or filled) and "fetch" (all else).
+        # by (kind, name, line): how often the thread ran, and how often it waited. Kinds are "decode", "transform",
+        # "collate", "cache" (reading or filling stoker's) and "fetch" (everything else).
         self.counts: dict[Code, list[int]] = {}
-        # ``time.monotonic()`` at which the current task began; 0.0 between two tasks, when nothing is sampled
+        # ``time.monotonic()`` when the current task began; 0.0 between tasks, when nothing is sampled
         self.began = 0.0
-        self.min_task_s = 0.0  # age from which on a task is sampled
-        self.collate: CodeType | None = None  # of the loader's collate function, if that is one in Python
+        self.min_task_s = 0.0  # a task is sampled from this age
+        self.collate: CodeType | None = None  # the code of the loader's collate function, if it is in Python
         self.transforms: dict[CodeType, str] = {}  # see ``stacks.known_transforms``
         self.getters: set[CodeType] = set()  # see ``stacks.known_getters``
-        self.slow_s = math.inf  # age from which on a task is a slow one
-        self.slow: dict[str, int] = {}  # samples in slow tasks, by the index of the dataset's sample
-        self.asked = False  # the thread is to note where it is
-        self.total = 0  # samples so far
+        self.slow_s = math.inf  # a task is slow from this age
+        self.slow: dict[str, int] = {}  # stack samples in slow tasks, by index of the dataset's sample
+        self.asked = False  # the thread has been asked to note where it is
+        self.total = 0  # stack samples so far
         self.cpu_s = 0.0  # of the sampling thread
-        self._native = native  # its id for the kernel
-        self._alone = alone  # it is a worker's, where a switch interval of ``SWITCH_S`` disturbs no one
+        self._native = native  # the sampled thread's kernel ID
+        self._alone = alone  # the process is a worker, so changing the switch interval does not disturb the script
         self._usual_s = sys.getswitchinterval()
         self._ended = False
-        self._states = [0, 0]  # samples since it was asked: it ran, it waited
+        self._states = [0, 0]  # samples since it was asked: how often it ran, how often it waited
         self._notes: deque[_Note] = deque()
         if threading.get_ident() == thread and not threads_are_scarce() and _interrupts.install(self):
             try:
                 threading.Thread(target=self._run, name="stoker_sampler", daemon=True).start()
-            except RuntimeError:  # the system has no more of them (ulimit -u)
+            except RuntimeError:  # the system allows no more threads (ulimit -u)
                 _interrupts.remove(self)
 
     def end(self) -> None:
-        """No more samples; the sampling thread ends when it wakes next."""
+        """Stops sampling; the sampling thread ends when it next wakes."""
         self._ended = True
         _interrupts.remove(self)
 
@@ -123,7 +123,7 @@ class StackSampler:
             time.sleep(interval_s if between_tasks < IDLE else IDLE * INTERVAL_S)
             began = self.began
             between_tasks = 0 if began else between_tasks + 1
-            with contextlib.suppress(Exception):  # at the interpreter's end, anything
+            with contextlib.suppress(Exception):  # at interpreter shutdown everything can fail
                 if began and time.monotonic() - began >= self.min_task_s:
                     left -= 1
                     self._sample(stat)
@@ -134,20 +134,20 @@ class StackSampler:
         os.close(stat)
 
     def _switch(self, before_s: float, after_s: float) -> None:
-        """Sets the interpreter's switch interval, unless the user has set another one meanwhile."""
+        """Sets the interpreter's switch interval, unless the user has changed it meanwhile."""
         if self._alone and abs(sys.getswitchinterval() - before_s) < 1e-6:
-            sys.setswitchinterval(after_s + 5e-7)  # Python cuts whole microseconds off, and 0.0002 may be a bit less
+            sys.setswitchinterval(after_s + 5e-7)  # Python truncates to microseconds, and 0.0002 may be slightly less
 
     def _sample(self, stat: int) -> None:
-        # Asked before the state is read: reading releases the interpreter's lock, and the fetching thread, which may
-        # wait for it, answers soonest at the moment when it gets the lock.
+        # Ask before reading the state: reading releases the interpreter's lock, and the fetching thread, if it waits
+        # for the lock, can answer as soon as it gets it.
         self.total += 1
         if not self.asked or self.total % ASK_AGAIN == 0:
-            self.asked = True  # first, because it may answer at once
+            self.asked = True  # before the request, because the thread may answer at once
             if not _interrupts.request():
                 self.asked = False
-        # proc(5), "state", by one system call: each one releases the interpreter's lock, and getting it back stops a
-        # thread that computes in Python.
+        # proc(5), "state". A single system call, because each one releases the interpreter's lock, and getting it back
+        # stops a thread that computes in Python.
         running = os.pread(stat, 512, 0).rpartition(b")")[2][1:2] == b"R"
         self._states[0 if running else 1] += 1
 
@@ -160,8 +160,9 @@ class StackSampler:
             self.slow[name] = self.slow.get(name, 0) + sum(note.states)
 
     def code_of(self, stack: list[tuple[CodeType, int]], listed: str = "") -> Code:
-        """Kind, name and line of what a stack (code and line, innermost first) is at: the nearest code of the user's,
-        and what it calls. ``listed``: see ``stacks.listed_in``."""
+        """Returns kind, name and line of the code that a stack is executing. ``stack`` has code and line, innermost
+        first. The line is the innermost one in the user's code, if there is one. ``listed``: see ``stacks.listed_in``.
+        """
         codes = [code for code, _ in stack]
         own, number = next((at for at in stack if packages.is_users(at[0].co_filename)), stack[0])
         ours = next((code.co_filename for code in codes if code.co_filename.startswith(packages.PACKAGE)), "")
@@ -187,12 +188,12 @@ class StackSampler:
     # The fetching thread.
 
     def note(self, frame: FrameType) -> None:
-        """Notes where the fetching thread is. It runs in that thread, as a signal handler. What another signal's
-        handler raises meanwhile goes on to the user's code."""
+        """Notes where the fetching thread is. Runs in that thread, as a signal handler. An exception that another
+        signal's handler raises meanwhile propagates to the user's code."""
         self.asked = False
         states, self._states = self._states, [0, 0]
         if not self.began or not any(states):
-            return  # the state of a sample that is not over goes with the next note
+            return  # the sampling thread has not read a state yet: it is counted with the next note
         stack: list[tuple[CodeType, int]] = []
         here: FrameType | None = frame
         while here is not None and len(stack) < MAX_DEPTH and here.f_code.co_filename != OUTER:
@@ -204,8 +205,8 @@ class StackSampler:
         self._notes.append(_Note(stack, states, listed_in(frame), self._sample_index(frame) if slow else ()))
 
     def _sample_index(self, frame: FrameType | None) -> tuple[object, ...]:
-        """The index that the outermost dataset is asked for. Only here a frame's variables are read: that keeps them
-        alive until the frame ends."""
+        """Returns the index that the outermost dataset was asked for. Reads a frame's variables, which keeps them alive
+        until the frame ends, so nothing else does."""
         found: tuple[object, ...] = ()
         while frame is not None:
             code = frame.f_code
@@ -216,7 +217,7 @@ class StackSampler:
 
 
 class _Interrupts:
-    """The signal handler of this process, for all samplers of its main thread."""
+    """This process's signal handler, shared by all samplers of its main thread."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -224,10 +225,10 @@ class _Interrupts:
         self._samplers: list[StackSampler] = []
 
     def install(self, sampler: StackSampler) -> bool:
-        """Whether the main thread, which must be the calling one, can be interrupted."""
+        """Registers a sampler. Returns False if the calling thread is not the main thread, or no signal is free."""
         if threading.current_thread() is not threading.main_thread():
             return False
-        if self._pid != os.getpid():  # the parent's samplers have no thread here
+        if self._pid != os.getpid():  # after a fork, the parent's samplers have no thread here
             self._pid, self._samplers = os.getpid(), []
         if not self._is_ours():
             self._signal = next((n for n in UNUSED if signal.getsignal(n) == signal.SIG_DFL), None)
@@ -241,10 +242,10 @@ class _Interrupts:
         return self._signal is not None and signal.getsignal(self._signal) is _on_interrupt
 
     def remove(self, sampler: StackSampler) -> None:
-        self._samplers = [s for s in self._samplers if s is not sampler]  # a new list: the handler may iterate the old
+        self._samplers = [s for s in self._samplers if s is not sampler]  # new list: the handler may iterate the old
 
     def request(self) -> bool:
-        """Makes the main thread run the handler soon; False where the script has taken the signal."""
+        """Makes the main thread run the handler soon. Returns False if the script has taken over the signal."""
         if self._signal is None or not self._is_ours():
             return False
         _thread.interrupt_main(self._signal)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is known of the loaders of one process, and how it gets to ``stoker run``."""
+"""What the watch knows about the loaders of one process, and how it reports that to ``stoker run``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .clock import Clock
 from .device import DeviceWatch
 from .shared_counters import LIVE, Live, WorkerTimes
 
-FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
-NOTES = 240  # of a loader over time; after that every other one is dropped
-SEND_S = 1.0  # between two reports of a process
-END_S = 1.0  # that its last report may wait for ``stoker run``
+FILLS = 0.05  # of its samples; a cache that grew by less in an epoch counts as full
+NOTES = 240  # most points of a loader's ``over_time``; beyond that every other one is dropped
+SEND_S = 1.0  # seconds between two snapshots of a process
+END_S = 1.0  # seconds that the last snapshot may wait for ``stoker run``
 
 
 def unchanged(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
-    """What is around the begin of an epoch where nothing is applied."""
+    """The context in which an iterator is created if nothing is applied."""
     return contextlib.nullcontext()
 
 
@@ -41,45 +41,45 @@ class ProcessWatch:
     """The watch on one process."""
 
     def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
-        self.max_steps = max_steps  # end the script after so many batches, or None
-        self.apply = apply  # put stoker's engine and measured settings behind the script's loaders
+        self.max_steps = max_steps  # end the script after this many batches; None: never
+        self.apply = apply  # give the script's loaders stoker's engine and measured settings
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
         self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
-        self.made: Callable[[LoaderLike], None] | None = None  # what ``--apply`` does when a loader was made
+        self.made: Callable[[LoaderLike], None] | None = None  # what ``--apply`` does once a loader is created
         self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = unchanged
         self._socket: socket.socket | None = None
-        self._unsent = b""  # of the last snapshot
+        self._unsent = b""  # rest of the last snapshot
         self._sending = threading.Lock()
         self._steps = 0
         self._sent = 0.0
         self._born = time.perf_counter()
         self._least_left: dict[str, int] = {}
-        self._place = 0, 1  # rank, and how many there are
+        self._place = 0, 1  # rank, world size
         self._clocks: weakref.WeakSet[Clock] = weakref.WeakSet()
         self._cached: dict[str, int] = {}  # samples in a loader's cache at its last restart
         self.forget()
 
     def forget(self) -> None:
         self.loaders: dict[str, LoaderMetrics] = {}
-        self.bypassed: dict[str, tuple[str, str]] = {}  # by loader, its class, and why stoker's engine is not behind it
+        self.bypassed: dict[str, tuple[str, str]] = {}  # by loader: its class, and why it does not use stoker's engine
         self._live = Live()
         self._clear()
 
     def _clear(self) -> None:
-        self._alive: dict[str, weakref.WeakValueDictionary[int, LoaderLike]] = {}  # loaders, by their id
+        self._alive: dict[str, weakref.WeakValueDictionary[int, LoaderLike]] = {}  # by name: loaders, by ``id()``
         self._times: dict[str, WorkerTimes] = {}
         self._devices: dict[str, DeviceWatch] = {}
         self._noted: dict[str, tuple[float, float, float, int]] = {}
 
     def rest(self) -> None:
-        """Stops sampling what this process does itself."""
+        """Stops sampling this process's own tasks."""
         for times in self._times.values():
             times.end()
 
     def metrics_of(self, loader: LoaderLike) -> LoaderMetrics:
-        """The numbers of the line that made this loader; loaders made by one line share them."""
+        """Returns the metrics of the line that created this loader; loaders created by one line share them."""
         state = state_of(loader)
         name = state.name = name_of(loader)
         new = name not in self.loaders
@@ -93,17 +93,17 @@ class ProcessWatch:
         if not metrics.settings["num_workers"] and "no_workers" not in metrics.settings:
             metrics.settings["no_workers"] = why_not(loader, threads=True)
         if new:
-            self.send()  # before its first batch: from here on the live rows say how far it came
+            self.send()  # before its first batch: from then on the live rows show its progress
         return metrics
 
     def times_of(self, metrics: LoaderMetrics) -> WorkerTimes:
-        """What the fetching processes of this loader write to."""
+        """Returns the table to which this loader's fetching processes write."""
         if metrics.name not in self._times:
             self._times[metrics.name] = WorkerTimes(metrics)
         return self._times[metrics.name]
 
     def device_of(self, metrics: LoaderMetrics) -> DeviceWatch | None:
-        """The watch on the device for this loader's consumer; None while the script does not use one."""
+        """Returns the device watch for this loader's consumer; None until the script uses CUDA."""
         if metrics.name not in self._devices:
             if not torch.cuda.is_initialized():
                 return None
@@ -111,14 +111,14 @@ class ProcessWatch:
         return self._devices[metrics.name]
 
     def clock(self, metrics: LoaderMetrics, waited_s: float, began: float) -> Clock:
-        """For a new iterator of this loader."""
+        """Returns a clock for a new iterator of this loader."""
         self._restart(metrics)
         made = Clock(metrics, self.row(metrics), self.delivered, self.device_of, waited_s, began)
         self._clocks.add(made)
         return made
 
     def _restart(self, metrics: LoaderMetrics) -> None:
-        """After an epoch in which a cache was filled the tasks are different ones: counts of them begin anew."""
+        """Restarts the task counters after an epoch that filled a cache, because later tasks differ."""
         if self.refresh is not None:
             self.refresh()
         cache = (self.applied.get(metrics.name) or {}).get("cache") or {}
@@ -131,7 +131,7 @@ class ProcessWatch:
             metrics.filled_epochs = metrics.epochs
 
     def delivered(self, batches: int, now: float) -> None:
-        """So many more batches were delivered."""
+        """``batches`` more batches were delivered."""
         self._steps += batches
         if now - self._sent < SEND_S:
             return
@@ -142,17 +142,17 @@ class ProcessWatch:
         return self._live.row(list(self.loaders).index(metrics.name))
 
     def live(self) -> dict[str, dict[str, float]]:
-        """How far each loader is, by ``LIVE``. Another thread than the loop's may ask."""
+        """Returns each loader's progress, keyed by ``LIVE``. May be called from a thread other than the loop's."""
         names = list(self.loaders)
         return {name: dict(zip(LIVE, self._live.row(i), strict=True)) for i, name in enumerate(names)}
 
     def enough(self) -> bool:
-        """Whether so many batches as ``max_steps`` says were delivered."""
+        """Returns whether ``max_steps`` batches were delivered."""
         delivered = self._steps + sum(len(clock.times) // 2 for clock in self._clocks)
         return self.max_steps is not None and delivered >= self.max_steps
 
     def snapshot(self, final: bool) -> JsonObject:
-        """What was seen so far, for ``report.merge.Snapshot``."""
+        """Returns all that was observed so far, with the fields of ``report.merge.Snapshot``."""
         if self.refresh is not None:
             self.refresh()
         for clock in list(self._clocks):
@@ -163,7 +163,7 @@ class ProcessWatch:
             self._note_rate(metrics)
         for device in self._devices.values():
             device.collect(final)
-        self._place = max(self._place, rank_and_ranks(), key=lambda place: place[1])  # a process group ends before this
+        self._place = max(self._place, rank_and_ranks(), key=lambda place: place[1])  # its process group may be gone
         return {
             "pid": os.getpid(),
             "rank": self._place[0],
@@ -180,7 +180,7 @@ class ProcessWatch:
         }
 
     def _left(self) -> dict[str, int]:
-        """The least that this process was granted and had left; its container may not be that of ``stoker run``."""
+        """Returns the lowest limits and free amounts seen. The container may differ from ``stoker run``'s."""
         now = {
             "shm_free_min": resources.shm_free(),
             "memory": resources.memory_granted(),
@@ -190,7 +190,7 @@ class ProcessWatch:
         return self._least_left
 
     def _note_rate(self, metrics: LoaderMetrics) -> None:
-        """Notes the waiting and the rate of the last second."""
+        """Records the share of waiting and the rate since the last record, at least half of ``SEND_S`` ago."""
         now = time.perf_counter()
         before, wait, step, samples = self._noted.get(metrics.name, (self._born, 0.0, 0.0, 0))
         took = metrics.wait_s - wait + metrics.step_s - step
@@ -203,8 +203,10 @@ class ProcessWatch:
             del metrics.over_time[1:-1:2]
 
     def send(self, final: bool = False) -> None:
-        """Sends a snapshot to ``stoker run``, if this process was started by it. Does not wait for it: what it does not
-        take now goes with the next call, and until then there is no other snapshot. Only ``final`` waits."""
+        """Sends a snapshot to ``stoker run``, if it started this process.
+
+        Does not block, except if ``final``: bytes that the socket does not accept go out with the next call, which
+        makes a new snapshot only once they are sent."""
         if not self.loaders or not self.listened or self._live.fd < 0 or not self._sending.acquire(blocking=False):
             return
         try:
@@ -222,7 +224,11 @@ class ProcessWatch:
             self._sending.release()
 
     def _connected(self, until: float) -> socket.socket:
-        """A connection to ``stoker run``. Raises OSError: there is none at the moment. KeyError: nobody listens."""
+        """Connects to ``stoker run``.
+
+        Raises:
+            OSError: no connection at the moment.
+            KeyError: ``STOKER_RUN`` is not set, so no ``stoker run`` listens."""
         folder, wait_s = os.environ["STOKER_RUN"], max(0.0, until - time.monotonic())
         connection = private_sockets.connect(folder, private_sockets.REPORTS, wait_s)
         try:
@@ -234,7 +240,7 @@ class ProcessWatch:
         return connection
 
     def _write(self, until: float) -> bool:
-        """Writes what is unsent, and returns whether nothing is left. ``until``: when it gives up waiting."""
+        """Writes the unsent bytes and returns whether all are sent. Stops waiting at ``until``."""
         assert self._socket is not None
         while self._unsent:
             try:
@@ -251,7 +257,7 @@ class ProcessWatch:
         self.send(final=True)
 
     def forked(self) -> None:
-        """In a forked child: it reports for itself, and has seen nothing yet."""
+        """Resets the watch in a forked child, which reports for itself and has seen nothing yet."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
@@ -262,6 +268,6 @@ class ProcessWatch:
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
         for clock in list(self._clocks):
             clock.forked(self.row(clock.metrics))
-        # The destructor of a CUDA event ends a forked child by SIGABRT, so the parent's are never destroyed here.
+        # Destroying a CUDA event in a forked child aborts it (SIGABRT), so the parent's events are leaked on purpose.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._devices))
         self._clear()

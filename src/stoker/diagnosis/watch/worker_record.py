@@ -1,11 +1,11 @@
-"""What a fetching process records of its tasks beyond their sums: how long each took, stacks, the kernel's counts.
+"""What a fetching process records about its tasks beyond their sums: single durations, stacks, kernel counters.
 
 ::
 
     worker: WorkerRecord.done() -> write(): JSON into a row of shared memory -> read(): the watching process
             -> merge(): the records of several processes as one
 
-A record holds what its process has seen from its start on; the watching process keeps the last one of each.
+A record covers all that its process has seen so far; the watching process keeps the latest record of each.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .stack_sampler import StackSampler
 
 ROW_BYTES = 8192
 KEYS = {"pid", "pss", "bins", "stacks", "slow", "kernel", "seconds", "own"}
-MEMORY_S = 2.0  # between two readings of a worker's memory, which take milliseconds each
-FIRST_MEMORY_S = 0.05  # before the first: where each epoch starts workers, their first batches would wait for it
-MAX_POINTS = 24  # of them; after that every other one is dropped
-SERIES = 8  # workers whose memory is kept, those that grew most
-WRITE_S = 0.2  # between two writes of a process, which may end at any moment
-SHORT_S = 1e-3  # a task in the main process that is not sampled: that would cost the script more than it says
+MEMORY_S = 2.0  # seconds between two readings of a worker's memory, which take milliseconds each
+FIRST_MEMORY_S = 0.05  # delay of the first reading, which would hold up first batches if each epoch starts workers
+MAX_POINTS = 24  # readings kept; beyond that every other one is dropped
+SERIES = 8  # most workers whose readings are kept: those that grew most
+WRITE_S = 0.2  # seconds between two writes; short, because a process may end at any moment
+SHORT_S = 1e-3  # shorter tasks in the main process are not sampled: it would cost the script more than it tells
 TOP = 16  # lines of code that are kept
-ENOUGH = 16  # tasks before one is called slow
+ENOUGH = 16  # tasks before one can be called slow
 EMPTY: JsonObject = {"bins": {}, "stacks": [], "slow": {}, "kernel": {}, "seconds": 0.0, "own": []}
 
 
 def code_of(collate: object) -> CodeType | None:
-    """The code of a collate function in Python: a function, a ``functools.partial`` of one, an object with
-    ``__call__``."""
+    """Returns the code object of a collate function, which may also be a ``functools.partial`` or an object with
+    ``__call__``. None if it is not written in Python."""
     while isinstance(collate, functools.partial):
         collate = collate.func
     if callable(collate) and not hasattr(collate, "__code__"):
@@ -54,20 +54,20 @@ def code_of(collate: object) -> CodeType | None:
 
 
 class WorkerRecord:
-    """The record of one fetching thread. ``dataset``: whose transforms and samples are called by name."""
+    """The record of one fetching thread. Transforms and samples of ``dataset`` are reported by name."""
 
     def __init__(self, row: memoryview, dataset: object, collate: object) -> None:
         in_worker = multiprocessing.parent_process() is not None
         self._row = row  # ``ROW_BYTES`` of shared memory
         self._times = Histogram()
-        self._took: list[float] = []  # not in the histogram yet
+        self._took: list[float] = []  # seconds of tasks not in the histogram yet
         self._tasks = 0
         self._began = time.monotonic()
         self._start = kernel()
         self._written = 0.0
-        self._own: list[list[float]] = []  # seconds and bytes of private memory
-        self._pss = 0  # bytes, shared pages divided by those who share them
-        self._next_note = self._began + FIRST_MEMORY_S if in_worker else math.inf  # when memory is read
+        self._own: list[list[float]] = []  # pairs of age in seconds and private memory in bytes
+        self._pss = 0  # proportional set size in bytes: a shared page counts divided by the processes sharing it
+        self._next_note = self._began + FIRST_MEMORY_S if in_worker else math.inf  # when memory is next read
         self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=in_worker)
         self.sampler.min_task_s = 0.0 if in_worker else SHORT_S
         self.sampler.collate = code_of(collate)
@@ -75,7 +75,7 @@ class WorkerRecord:
         self.sampler.getters = known_getters(dataset)
 
     def done(self, took: float) -> None:
-        """A task is over, after so many seconds."""
+        """A task has ended, after ``took`` seconds."""
         before, self._tasks = self._tasks, self._tasks + 1
         self._took.append(took)
         now = time.monotonic()
@@ -86,13 +86,13 @@ class WorkerRecord:
                 self.sampler.slow_s = SLOW * self._times.median()
 
     def write(self) -> None:
-        """Writes the record. A reader finds all of it or nothing."""
+        """Writes the record. A reader gets all of it or nothing."""
         self._times.add(self._took)
         self._took.clear()
         self._note_memory()
         top = sorted(self.sampler.counts.items(), key=lambda kv: -sum(kv[1]))[:TOP]
         now = kernel()
-        now["cpu_ns"] -= int(self.sampler.cpu_s * 1e9)  # the sampling thread is not the dataset's
+        now["cpu_ns"] -= int(self.sampler.cpu_s * 1e9)  # the sampling thread is stoker's cost, not the dataset's
         text = json.dumps(
             {
                 "pid": os.getpid(),
@@ -112,7 +112,7 @@ class WorkerRecord:
             self._row[:4] = len(text).to_bytes(4, "little")
 
     def _note_memory(self) -> None:
-        """Notes this worker's memory, now and then."""
+        """Records this worker's memory every ``MEMORY_S``."""
         now = time.monotonic()
         if now < self._next_note:
             return
@@ -124,7 +124,7 @@ class WorkerRecord:
 
 
 def read(row: memoryview) -> JsonObject | None:
-    """What ``write`` left there; None for nothing, or for half of something."""
+    """Reads the record from a row; None if it is missing or half-written."""
     length = int.from_bytes(row[:4], "little")
     if not 0 < length <= ROW_BYTES - 4:
         return None
@@ -136,14 +136,14 @@ def read(row: memoryview) -> JsonObject | None:
 
 
 def merge(records: Iterable[JsonObject]) -> JsonObject:
-    """The records of several processes as one."""
+    """Merges the records of several processes into one."""
     times = Histogram()
     stacks: dict[tuple[str, str, str], list[int]] = {}
     slow, sums = Counter[str](), Counter[str]()
     seconds = 0.0
     own: list[list[list[float]]] = []
     for record in records:
-        # A record is of one process, or of several that were merged before.
+        # A record may come from one process, or from an earlier merge of several.
         own += record["own"] if "pid" not in record else [record["own"]] if record["own"] else []
         times.merge({int(number): n for number, n in record["bins"].items()})
         for kind, name, line, ran, waited in record["stacks"]:
@@ -165,7 +165,7 @@ def merge(records: Iterable[JsonObject]) -> JsonObject:
 
 
 def minus(record: JsonObject, before: JsonObject) -> JsonObject | None:
-    """A process' record without an earlier one of it; None where nothing is new."""
+    """Subtracts an earlier record of the same process; None if nothing is new."""
     if record["seconds"] <= before["seconds"]:
         return None
     old = {tuple(key): count for *key, ran, waited in before["stacks"] for count in [(ran, waited)]}
@@ -187,8 +187,8 @@ def minus(record: JsonObject, before: JsonObject) -> JsonObject | None:
 
 
 def kernel() -> dict[str, int]:
-    """What the kernel counts for this process (proc(5)): nanoseconds that its main thread waited for a core, bytes read
-    from storage; and nanoseconds of CPU of all threads, and of that in the kernel."""
+    """Returns the kernel's counters for this process (proc(5)): ``delay_ns`` that its main thread waited for a core,
+    ``stored`` bytes read from storage, ``cpu_ns`` of all threads, and the part ``system_ns`` spent in the kernel."""
     out = {"delay_ns": 0, "stored": 0, "system_ns": 0, "cpu_ns": time.process_time_ns()}
     with contextlib.suppress(OSError, ValueError, IndexError):
         out["delay_ns"] = int(Path("/proc/self/schedstat").read_text().split()[1])

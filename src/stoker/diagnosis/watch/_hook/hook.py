@@ -1,4 +1,4 @@
-"""Waits for ``torch.utils.data.dataloader`` to be imported and then puts the watch on it. Standard library only."""
+"""Waits until ``torch.utils.data.dataloader`` is imported, then attaches the watch. Standard library only."""
 
 import functools
 import gc
@@ -31,12 +31,13 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Waiting:
-    """Begins the watch when a script makes its first loader or iterator, or defines its first class of loaders.
+    """Starts the watch when a script creates its first loader or iterator, or defines its first loader class.
 
-    torch is half imported when its loader module is executed, and the watch needs all of it. So a few methods of torch
-    are replaced now, once and for good. Before the first call each does what torch's does; afterwards what the watch
-    has put into ``replaced``. No attribute is looked up again or put back: frameworks wrap the same methods for a while
-    (Lightning wraps ``__init__`` of every loader class), and then restore what they found.
+    While torch's loader module executes, torch is only half imported, and the watch needs all of it. So this class
+    replaces a few of torch's methods now, permanently. Each replacement starts the watch on its first call, then calls
+    the function in ``replaced``: torch's, or the watch's. The methods are never replaced again or restored, because
+    frameworks wrap them temporarily and then restore what they found (Lightning wraps every loader class's
+    ``__init__``).
     """
 
     def __init__(self, module: Any) -> None:
@@ -73,18 +74,18 @@ class _Waiting:
     def begin(self) -> None:
         if self._begun:
             return
-        with self._lock:  # another thread's first loader waits until the watch is there
+        with self._lock:  # another thread's first loader waits until the watch is attached
             if not self._begun:
                 self._begun = True
                 _attach(self._module, self.replaced)
 
 
-waiting: _Waiting | None = None  # once torch is imported, for ``patch``, which a script's callback may ask first
+waiting: _Waiting | None = None  # set once torch is imported; ``patch`` begins it if a callback comes first
 
 
 def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]]) -> None:
     collects = gc.isenabled()
-    gc.disable()  # importing some 150 modules causes a full collection: 70 ms over the objects of torch
+    gc.disable()  # importing about 150 modules triggers a full collection: 70 ms over torch's objects
     try:
         patch = _import_patch()
         if patch is not None:
@@ -95,9 +96,9 @@ def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]])
 
 
 def _import_patch() -> Any:
-    """The module that puts the watch on; None, and a line on stderr, where this Python cannot import it."""
+    """Imports and returns ``patch``; if this Python cannot import it, writes a line to stderr and returns None."""
     home = os.environ.get("STOKER_HOME", "")
-    sys.path.append(home)  # last: it must not shadow anything of the script's
+    sys.path.append(home)  # last, so that it shadows none of the script's modules
     try:
         from stoker.diagnosis.watch import patch
     except Exception as e:

@@ -1,7 +1,7 @@
-"""Found by every Python that ``stoker run`` starts (PYTHONPATH): arms the watch, then gives way to the real one.
+"""Imported by every Python that ``stoker run`` starts (PYTHONPATH): runs the real ``sitecustomize``, arms the watch.
 
-Every Python means 2.7, too: this file is in words that all of them know, and does nothing in those before 3.10, which
-stoker does not know.
+That includes Python 2.7, so this file uses only syntax that all versions accept. Before Python 3.10, which stoker does
+not support, it arms nothing.
 """
 
 import os
@@ -14,15 +14,15 @@ try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401  the one this file stands in front of
 except ImportError as _error:
     if getattr(_error, "name", "sitecustomize") != "sitecustomize":
-        raise  # the real one lacks something
+        raise  # the real one failed to import something
     if _this is not None:
         sys.modules["sitecustomize"] = _this
 if "STOKER_RUN" in os.environ and sys.version_info >= (3, 10):
     try:
         import importlib.util
 
-        # By path and alone: a script that never imports torch must not pay for it, and one whose Python has no
-        # stoker is left in peace.
+        # Loaded by path, without the package: a script that never imports torch must not pay for it, and a Python
+        # without stoker must still work.
         _spec = importlib.util.spec_from_file_location("_stoker_hook", os.path.join(_here, "hook.py"))
         if _spec is not None and _spec.loader is not None:
             _hook = importlib.util.module_from_spec(_spec)
