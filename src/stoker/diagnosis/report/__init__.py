@@ -1,1 +1,1 @@
-"""Reports: their schema, and how they are shown. ``build`` makes one from what the watched processes sent."""
+"""Reports: their schema and how they are shown. ``build`` makes one from what the watched processes sent."""

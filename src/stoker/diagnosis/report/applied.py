@@ -1,4 +1,4 @@
-"""What ``stoker run --apply`` did in this run, as findings: they stand before what is left to do."""
+"""What ``stoker run --apply`` did in this run, as findings, which are listed before those that remain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...core.terminal import human_bytes
 from ...core.types import JsonObject
 from .schema import Applied, AppliedSettings, Finding, LoaderChange
 
-ENGINE = {"engine": "stoker"}  # in the user's own code: stoker.DataLoader
+ENGINE = {"engine": "stoker"}  # in a diff of the user's code: stoker.DataLoader
 
 
 def findings(applied: Applied) -> list[Finding]:
-    """One for each thing that was done for a loader, what brought most first."""
+    """Returns one finding for each thing done for a loader, largest speed-up first. Stale caches come before all."""
     found: list[Finding] = []
     rows = {row.name: row for row in applied.compared.loaders}
     for name, settings in applied.settings.items():
@@ -25,7 +25,7 @@ def findings(applied: Applied) -> list[Finding]:
 
 
 def _stale(name: str, settings: AppliedSettings) -> Finding | None:
-    """A sample from the cache was another than the script would have made: nothing matters more."""
+    """A cached sample differed from what the script makes; nothing matters more."""
     cache = settings.cache
     if not cache.stale:
         return None
@@ -38,7 +38,7 @@ def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding 
     cache = settings.cache
     if not settings.after.staged or cache.discarded:
         return None
-    here = os.getcwd() + os.sep  # paths below it are as short as a loader's name
+    here = os.getcwd() + os.sep  # paths below it are shown relative, as in a loader's name
     kept, cut = cache.kept.replace(here, ""), cache.cut.replace(here, "")
     text = f"stoker caches {kept or 'what is the same in every epoch'}"
     if cut and cut not in kept:
@@ -66,7 +66,7 @@ def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding 
 
 
 def _collated(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding | None:
-    """What the collate function does to single samples is served from memory."""
+    """The collate function's results for single samples are served from memory."""
     calls = settings.cache.collate.replace(os.getcwd() + os.sep, "")
     if not calls:
         return None
@@ -76,13 +76,13 @@ def _collated(name: str, settings: AppliedSettings, row: LoaderChange) -> Findin
 
 
 def _count(settings: AppliedSettings) -> JsonObject:
-    """The number of workers, where that was changed."""
+    """Returns the number of workers as a setting, if it was changed; else an empty dict."""
     new = settings.after.num_workers
     return {} if new is None or new == settings.before.num_workers else {"num_workers": new}
 
 
 def _workers(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding | None:
-    """Another number of workers."""
+    """The number of workers was changed."""
     changed, old = _count(settings), settings.before.num_workers or 0
     if not changed:
         return None

@@ -1,8 +1,8 @@
-"""Before and after ``--apply``, in wall clock: of the script, of first and later epochs, of each loader's whole loop.
+"""Before and after ``--apply``, in wall-clock time: of the script, first and later epochs, and each loader's loop.
 
-"Before" is an observed run of the same command where one is remembered. Without one it is estimated from the first
-epoch of the applied run, in which a cache serves nothing yet: each later epoch would have taken as long, except for
-the warm-up of its first step.
+"Before" is an observed run of the same command, if one is remembered. Otherwise it is estimated from the first epoch of
+the applied run, in which the cache serves nothing yet: each later epoch would have taken as long, without the warm-up
+of the first step.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def compare(
 
 def _measured(loader: schema.LoaderReport, before: schema.RememberedRun) -> schema.LoaderChange:
     old = next((other for other in before.loaders if other.name == loader.name), None)
-    if old is None and len(before.loaders) == 1:  # its line has moved
+    if old is None and len(before.loaders) == 1:  # assume that its line has moved
         old = before.loaders[0]
     return _row(loader, old.epoch_s, old.samples_per_s) if old is not None else _row(loader, schema.EpochTimes(), None)
 
 
 def _first_epoch_without_stoker(loader: schema.LoaderReport, changed: schema.AppliedSettings) -> float | None:
-    """Seconds of an epoch as the first one would have been without trials and without filling a cache; None where
-    nothing was cached, or where there was no later epoch."""
+    """Estimates the seconds that the first epoch would have taken without trials and without filling a cache. None if
+    nothing was cached, or if there was no later epoch."""
     now, cache = loader.epoch_s, changed.cache
     if not (cache.filled or changed.after.staged) or now.later is None or now.first is None:
         return None

@@ -9,14 +9,14 @@ from typing import TextIO
 from ...core.terminal import human_seconds, short, style, table
 from .schema import Applied, Change, Compared
 
-NAMED = 4  # loaders in the table, those with most to show first
-EPOCHS = 6  # that are drawn; of more, the first ones and the last
-LABEL, VALUE = 16, 12  # columns before and behind a bar
+NAMED = 4  # most loaders in the table: those whose epochs took longest
+EPOCHS = 6  # most epochs drawn; if there are more, the first ones and the last
+LABEL, VALUE = 16, 12  # columns before and after a bar
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 
 
 def applied_lines(applied: Applied, columns: int, colour: bool, stream: TextIO) -> list[str]:
-    """The lines. A stream that cannot show blocks gets plain characters."""
+    """Returns the section's lines. Bars are ASCII if the stream cannot show block characters."""
     compared = applied.compared
     headers, figures = rows(compared)
     title = style("before / after" if len(headers) > 2 else "after", "bold", colour)
@@ -30,7 +30,7 @@ def applied_lines(applied: Applied, columns: int, colour: bool, stream: TextIO) 
 
 
 def rows(compared: Compared) -> tuple[list[str], list[list[str]]]:
-    """The table: its head and its lines. Where nothing is known of before, there is no column for it."""
+    """Returns the table's header and rows. Without any figure from before, that column is left out."""
     known = compared.script.before is not None or not compared.estimated
     figures = [("the script", compared.script, False)]
     for row in sorted(compared.loaders, key=lambda row: -sum(row.each.after))[:NAMED]:
@@ -52,7 +52,7 @@ def _cells(label: str, change: Change, rate: bool, known: bool) -> list[str]:
 
 
 def notes(applied: Applied) -> Iterator[str]:
-    """Where the figures come from, and why each loader has the settings it has."""
+    """Yields sentences on where the figures come from, and why each loader has its settings."""
     compared = applied.compared
     yield from compared.notes
     if compared.estimated and compared.script.before is not None:
@@ -79,7 +79,7 @@ def notes(applied: Applied) -> Iterator[str]:
 
 
 def bars(before: Sequence[float], after: Sequence[float], columns: int, colour: bool, stream: TextIO) -> list[str]:
-    """Seconds per epoch as bars of one scale: two for each epoch, one where only one of both is known."""
+    """Draws the seconds per epoch as bars on one scale: two for each epoch, or one if only one value is known."""
     count = max(len(before), len(after))
     longest = max([*before, *after], default=0.0)
     if not count or longest <= 0:
@@ -100,7 +100,7 @@ def bars(before: Sequence[float], after: Sequence[float], columns: int, colour: 
 
 
 def _bar(length: float, blocks: bool) -> str:
-    """A bar of so many columns, at least a sliver.
+    """Returns a bar of ``length`` columns, at least a sliver.
 
     Example:
         >>> _bar(2.5, True), _bar(2.5, False), _bar(0.0, True)

@@ -1,4 +1,4 @@
-"""Makes the report of a run from what the watched processes sent and what the machine did meanwhile."""
+"""Builds the report of a run from what the watched processes sent and what the machine did meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report_of(
     apply: bool = False,
     prices: Prices | None = None,
 ) -> RunReport:
-    """The report (docs/report.md)."""
+    """Returns the report (docs/report.md)."""
     processes = snapshots(sent)
     meanwhile = msgspec.convert(around, Around)
     machine = _as_the_script_saw(resources.read(), meanwhile, processes)
@@ -67,7 +67,7 @@ def report_of(
 def _applied(
     command: list[str], wall_s: float, loaders: Sequence[LoaderReport], settings: dict[str, AppliedSettings]
 ) -> Applied:
-    """What ``--apply`` did, beside an observed run of the same command if one is remembered."""
+    """Returns what ``--apply`` did, compared with an observed run of the same command if one is remembered."""
     before = history.load(command)
     compared = before_after.compare(wall_s, loaders, settings, before, history.digest(command))
     gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
@@ -75,15 +75,15 @@ def _applied(
 
 
 def _bypassing(processes: Sequence[Snapshot], loaders: Sequence[LoaderReport]) -> list[Bypassing]:
-    """Loaders that stoker's engine does not reach, and why; ``seen``: their batches were counted."""
+    """Returns the loaders that stoker's engine does not reach. ``seen`` tells whether their batches were counted."""
     seen = {loader.name for loader in loaders if loader.batches}
     found = {loader.name: loader for process in processes for loader in process.bypassing}
     return [msgspec.structs.replace(loader, seen=name in seen) for name, loader in found.items()]
 
 
 def _as_the_script_saw(machine: resources.Machine, around: Around, processes: Sequence[Snapshot]) -> resources.Machine:
-    """A script may be put into a smaller container, on fewer cores, or on fewer GPUs than this process: what its
-    processes were granted counts."""
+    """Returns the machine with the resources that the script's processes were granted. The script may run in a smaller
+    container, on fewer cores or on fewer GPUs than this process. Also narrows ``around``."""
     around.memory_available_min = _least(around.memory_available_min, *(p.memory_available_min for p in processes))
     around.shm_free_min = _least(around.shm_free_min, *(p.shm_free_min for p in processes))
     visible = {p.cuda_visible for p in processes if p.cuda_visible is not None}

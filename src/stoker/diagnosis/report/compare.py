@@ -1,6 +1,6 @@
-"""Two reports of ``stoker run`` side by side, the second as ratios of the first.
+"""Compares two reports of ``stoker run``, the second as ratios to the first.
 
-A report may come from anywhere: msgspec checks its types, and ``figures`` that what is compared are plausible numbers.
+Reports are untrusted input: msgspec checks their types, and ``figures`` checks that the compared numbers are plausible.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from ...core.terminal import colour_wanted, human_bytes, human_seconds, printabl
 from ...core.types import JsonObject
 from .schema import SCHEMA, LoaderReport, RunReport, Stages
 
-MAX_BYTES = 64 << 20  # of a file; a report has some kilobytes
-MAX_NUMBER = 1e15  # no clock, memory or count gets there
+MAX_BYTES = 64 << 20  # of a file; a report has a few kilobytes
+MAX_NUMBER = 1e15  # no time, memory size or count gets this large
 MAX_TEXT = 200  # characters of a text that is shown
 FEW = 5  # batches; with fewer a ratio is noise
-NAME = 40  # characters of a loader's name that a table of 80 columns has room for
-EXACT = 1e-9  # of a share: 95 of 100 are not more than 5 % fewer
-MEMORY = 0.05  # machines whose memory differs by less are the same
+NAME = 40  # characters of a loader's name that fit into a table of 80 columns
+EXACT = 1e-9  # tolerance for rounding: 95 of 100 is not more than 5 % fewer
+MEMORY = 0.05  # machines whose memory differs by less count as the same
 
 
 class Figure(NamedTuple):
-    """What is compared of a loader: seconds of one batch, bytes, rates; None where it is not known."""
+    """A number that is compared between loaders: seconds per batch, bytes, or a rate. ``of`` returns None if it is
+    unknown."""
 
     label: str
     text: Callable[[float], str]
@@ -38,7 +39,7 @@ class Figure(NamedTuple):
 
 
 def _over(b: float, a: float) -> float | None:
-    return b / a if a > 1e-12 else None  # so little is no measurement
+    return b / a if a > 1e-12 else None  # too small to be a measurement
 
 
 def _of_a_task(label: str, seconds: Callable[[Stages], float]) -> Figure:
@@ -67,7 +68,7 @@ class ReportGpu(Struct):
 
 
 class ReportMachine(Struct):
-    """What is compared of it."""
+    """The parts of a report's machine that are compared."""
 
     cores: int | None = None
     memory: int | None = None
@@ -76,26 +77,30 @@ class ReportMachine(Struct):
 
 
 class LoadedReport(RunReport):
-    """A report, and where it was read."""
+    """A report and the path it was read from."""
 
     machine: ReportMachine = field(default_factory=ReportMachine)  # type: ignore[assignment]
     path: str = ""
 
     @property
     def causes(self) -> dict[str, float]:
-        """Findings: cause, and its share of the loop."""
+        """Each finding's cause and its share of the loop; a cause's largest share if several findings name it."""
         return {finding.cause: finding.share for finding in sorted(self.findings, key=lambda f: f.share)}
 
 
 class ReportHead(Struct):
-    """What reports of all schemas have."""
+    """The keys that reports of all schemas have."""
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1000)]
     loaders: list[object]
 
 
 def load(path: Path) -> LoadedReport:
-    """Reads a file. Raises UsageError: it cannot be read, or is no report of this version."""
+    """Reads a report from a file.
+
+    Raises:
+        UsageError: the file cannot be read, is too large, or fails as in ``parse``.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -107,9 +112,13 @@ def load(path: Path) -> LoadedReport:
 
 
 def parse(content: bytes, path: str) -> LoadedReport:
-    """The report in a file's content. Raises UsageError: it is none, of a later schema, or has a wrong type."""
+    """Parses a file's content.
+
+    Raises:
+        UsageError: it is not a report, has a later schema, or holds wrong types or implausible numbers.
+    """
     try:
-        data = json.loads(content)  # msgspec reads no path that is not valid Unicode
+        data = json.loads(content)  # msgspec's decoder would reject a path that is not valid Unicode
         schema = msgspec.convert(data, ReportHead).schema
         if schema in (1, SCHEMA):
             report = msgspec.convert(_of_schema_1(data) if schema == 1 else data, LoadedReport)
@@ -128,13 +137,17 @@ def parse(content: bytes, path: str) -> LoadedReport:
 
 
 def _of_schema_1(data: JsonObject) -> JsonObject:
-    """A report of schema 1, which had no wall clock, and null where nothing was seen."""
+    """Converts a report of schema 1, which had no wall clock, and null for what was not seen."""
     loaders = [{k: v for k, v in x.items() if v is not None} if isinstance(x, dict) else x for x in data["loaders"]]
     return {"wall_s": 0.0, **data, "loaders": loaders}
 
 
 def figures(loader: LoaderReport) -> dict[str, float]:
-    """Those of ``FIGURES`` that are known. Raises ValueError: one is not plausible."""
+    """Returns the known ones of ``FIGURES``.
+
+    Raises:
+        ValueError: one is not plausible.
+    """
     found = {name: x for name, figure in FIGURES.items() if (x := figure.of(loader)) is not None}
     for name, x in found.items():
         if not 0 <= x <= MAX_NUMBER:
@@ -150,14 +163,14 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> dict[str, float | None]:
-        """By figure, b over a; None where that cannot be said."""
+        """For each figure known in both, b over a; None if a is about 0."""
         a, b = figures(self.a), figures(self.b)
         return {name: _over(b[name], a[name]) for name in FIGURES if name in a and name in b}
 
     @property
     def loss(self) -> float | None:
-        """How much slower b is: the part of a's samples/s that it lacks, or, where no samples were counted, by which
-        part its loop takes longer a batch. Negative where b is faster; None where neither is known."""
+        """How much slower b is, as a share; negative if b is faster, None if unknown. It is the drop in samples/s or,
+        without counted samples, the increase of the loop's time per batch."""
         ratio = self.ratio
         for name, sign in (("samples_per_s", -1.0), ("loop_s", 1.0)):
             found = ratio.get(name)
@@ -167,14 +180,14 @@ class Pair(NamedTuple):
 
     @property
     def changed(self) -> dict[str, tuple[object, object]]:
-        """Settings that differ: what they are in a and in b."""
+        """Settings that differ, with their values in a and in b."""
         a, b = ({k: _plain(v) for k, v in msgspec.to_builtins(loader.settings).items()} for loader in self)
         return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 
 
 @dataclass
 class Comparison:
-    """What ``compare`` found. ``fail_above``: the share of samples/s that b may lack; None: as much as it likes."""
+    """The result of ``compare``. ``fail_above`` is the share of samples/s that b may lose; None sets no limit."""
 
     a: LoadedReport
     b: LoadedReport
@@ -185,7 +198,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         a, b = self.a.causes, self.b.causes
-        self.appeared = {cause: share for cause, share in b.items() if cause not in a}  # of the loop
+        self.appeared = {cause: share for cause, share in b.items() if cause not in a}  # shares of the loop
         self.vanished = {cause: share for cause, share in a.items() if cause not in b}
 
     @property
@@ -194,7 +207,7 @@ class Comparison:
         return self.losses("A")
 
     def losses(self, before: str) -> list[str]:
-        """The same; ``before`` is what the sentences call the first report."""
+        """Like ``failed``; ``before`` is what the sentences call the first report."""
         out = []
         for pair in self.pairs:
             if self.fail_above is not None and pair.loss is not None and pair.loss > self.fail_above + EXACT:
@@ -205,7 +218,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What makes the comparison less fair, in sentences."""
+        """Sentences about what makes the comparison less fair."""
         out = [f"A {caveat}" for caveat in _caveats(self.a)] + [f"B {caveat}" for caveat in _caveats(self.b)]
         out += [f"not the same machine: {differs}" for differs in _machines(self.a.machine, self.b.machine)]
         commands = [_shown(" ".join(report.command)) or "none" for report in (self.a, self.b)]
@@ -234,7 +247,7 @@ class Comparison:
         return {"schema": 2, "kind": "compare", "a": self.a.path, "b": self.b.path, **found}
 
     def show(self, stream: TextIO) -> None:
-        """Prints it, as wide and as colourful as ``stream`` is."""
+        """Prints the comparison in the width that ``stream`` has, with colours if it takes them."""
         print(self.text(width(stream), colour_wanted(stream)), file=stream)
 
     def text(self, columns: int = 80, colour: bool = False) -> str:
@@ -256,9 +269,14 @@ class Comparison:
 
 
 def compare(a: LoadedReport, b: LoadedReport, fail_above: float | None = None) -> Comparison:
-    """Compares two reports. A loader's name is the line that made it, which moves when the script is edited. So loaders
-    are matched by name, then by the last part of it, then by file, where that leaves one on each side. Raises
-    UsageError: they have no loader in common."""
+    """Compares two reports.
+
+    A loader's name is the line that created it, which moves when the script is edited. So loaders are matched by full
+    name, then by short name, then by file, if only one loader on each side has it.
+
+    Raises:
+        UsageError: the reports have no loader in common.
+    """
     pairs: list[Pair] = []
     rest_a, rest_b = list(a.loaders), list(b.loaders)
     for part in (str, short, lambda name: short(name).rpartition(":")[0] or short(name)):
@@ -276,19 +294,19 @@ def compare(a: LoadedReport, b: LoadedReport, fail_above: float | None = None) -
 
 
 def _alone(loaders: Sequence[LoaderReport], part: Callable[[str], str]) -> dict[str, LoaderReport]:
-    """Those that no other one shares this part of the name with, by it."""
+    """Returns the loaders whose ``part`` of the name is unique among them, keyed by that part."""
     names = [part(loader.name) for loader in loaders]
     return {name: loader for name, loader in zip(names, loaders, strict=True) if names.count(name) == 1}
 
 
 def _name(loader: LoaderReport) -> str:
-    """``file:line`` without the folders, and no longer than a table has room for."""
+    """Returns ``file:line`` without folders, shortened to fit the table."""
     name = printable(short(loader.name))
     return name if len(name) <= NAME else "..." + name[3 - NAME :]
 
 
 def _rows(pair: Pair) -> list[list[str]]:
-    """The table: a row for each figure that one of both has."""
+    """Returns the table's rows: one for each figure known in at least one report."""
     out, ratio = [], pair.ratio
     both = figures(pair.a), figures(pair.b)
     for name, (label, text, _) in FIGURES.items():
@@ -308,7 +326,7 @@ def _caveats(report: LoadedReport) -> list[str]:
 
 
 def _machines(a: ReportMachine, b: ReportMachine) -> list[str]:
-    """What differs between the machines, in one text; none where nothing does."""
+    """Returns a list with one text on how the machines differ; empty if they do not."""
     memory = sorted((a.memory or 0, b.memory or 0))
     gpus = [", ".join(gpu.name for gpu in machine.gpus) or "none" for machine in (a, b)]
     pairs = {"cores": (a.cores, b.cores), "gpus": gpus, "python": (a.python, b.python)}

@@ -1,7 +1,7 @@
-"""Observed runs, kept in the user's cache folder by command and folder, for ``stoker run --apply`` to compare with.
+"""Observed runs, kept in the user's cache folder by command and working directory, for ``--apply`` to compare with.
 
-A file holds what the comparison shows and nothing else: no path, no argument. A run does not end differently because
-this folder cannot be written: then it is not remembered.
+A file holds only what the comparison shows; it does not record the command's arguments. If the folder is not writable,
+the run is not remembered, and otherwise ends as usual.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from .schema import Finding, LoaderReport, RememberedRun, RunReport
 VERSION = 1
 MAX_RUNS = 256
 LOADER = ("name", "batches", "samples", "epochs", "wait_s", "step_s", "loop_s", "samples_per_s", "settings", "epoch_s")
-MAX_BYTES = 256 << 10  # of one
+MAX_BYTES = 256 << 10  # of one file
 
 
 def folder() -> Path:
-    """Where runs are kept (XDG Base Directory Specification)."""
+    """Returns the folder that holds the runs (XDG Base Directory Specification)."""
     return cache_folder("runs")
 
 
 def save(report: RunReport) -> None:
-    """Remembers an observed run. One that ended early has no total that could be compared, so it replaces only another
-    such run."""
+    """Remembers an observed run. A run that ended early has no total to compare: it never replaces a complete run."""
     if not report.loaders:
         return
     run = RememberedRun(
@@ -44,7 +43,7 @@ def save(report: RunReport) -> None:
         findings=[Finding(f.cause, f.share, {}, "", f.predicted_speedup, f.change, f.loader) for f in report.findings],
     )
     text = json.dumps(msgspec.to_builtins(run, enc_hook=str), default=str)
-    with contextlib.suppress(OSError, RuntimeError):  # no home folder, a full or read-only disk
+    with contextlib.suppress(OSError, RuntimeError):  # no home directory, or a full or read-only disk
         path = _path(report.command)
         old = load(report.command)
         if len(text) > MAX_BYTES or (old is not None and old.complete and not run.complete):
@@ -55,7 +54,7 @@ def save(report: RunReport) -> None:
 
 
 def load(command: Sequence[str]) -> RememberedRun | None:
-    """The observed run of this command in this folder; None where none is known."""
+    """Returns the observed run of this command in the working directory; None if none is remembered."""
     try:
         run = msgspec.json.decode(_path(command).read_bytes(), type=RememberedRun)
     except (OSError, RuntimeError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
@@ -64,7 +63,7 @@ def load(command: Sequence[str]) -> RememberedRun | None:
 
 
 def digest(command: Sequence[str]) -> str:
-    """Of the content of the command's first Python file; "" where it has none."""
+    """Returns the SHA-256 of the command's first Python file; "" if it has none."""
     for word in command:
         path = Path(word)
         with contextlib.suppress(OSError, ValueError):

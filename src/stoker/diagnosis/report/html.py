@@ -1,7 +1,7 @@
-"""The report as one page of HTML, with nothing to fetch: ``stoker run --html FILE``.
+"""The report as a self-contained HTML page: ``stoker run --html FILE``.
 
-``page.html`` is the template, ``page.css`` goes into it. Jinja escapes all that comes from a script (paths, names of
-transforms, messages). ``plots`` says what is drawn.
+``page.html`` is the template and includes ``page.css``. Jinja escapes everything that comes from a script (paths, names
+of transforms, messages). ``plots`` says what is drawn.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     import jinja2
 
 MISSING = "--html needs jinja2: pip install 'stoker[html]'"
-MAX_LOADERS = 8  # that are drawn; all are in the table
-MAX_LINES = 8  # of code
+MAX_LOADERS = 8  # most loaders drawn; the table has all
+MAX_LINES = 8  # of code per loader
 MAX_DECISIONS = 20
 
 
 def check(path: Path) -> None:
-    """Raises UsageError before anything is run: no such folder, no write access, or jinja2 is not installed."""
+    """Checks before the script runs that the page can be written.
+
+    Raises:
+        UsageError: the folder does not exist or is not writable, or jinja2 is not installed.
+    """
     check_writable(path, "--html")
     try:
         import jinja2  # noqa: F401
@@ -37,7 +41,7 @@ def check(path: Path) -> None:
 
 
 def save(report: RunReport, path: Path) -> None:
-    """Writes the page whole or not at all."""
+    """Writes the page atomically."""
     write(path, render(report))
 
 
@@ -80,7 +84,7 @@ def _template() -> jinja2.Template:
 
 
 def headline(report: RunReport) -> str:
-    """The one sentence that stands on top."""
+    """Returns the sentence at the top of the page."""
     if not report.loaders:
         return bypassing_text(report.bypassing[0]) if report.bypassing else "No DataLoader was iterated in this run"
     if report.applied is not None:
@@ -96,7 +100,7 @@ def headline(report: RunReport) -> str:
 
 
 def _tiles(report: RunReport) -> Iterator[tuple[str, str]]:
-    """Numbers that are shown large, and what each one is."""
+    """Yields the numbers that are shown large, each with its caption."""
     yield human_seconds(report.wall_s), "wall clock"
     if report.loaders:
         stats = main_loader(report)
@@ -107,7 +111,7 @@ def _tiles(report: RunReport) -> Iterator[tuple[str, str]]:
 
 
 def _totals(loader: LoaderReport) -> list[object]:
-    """A loader's row: name, settings, counts, and seconds of one batch."""
+    """Returns a loader's row: name, settings, counts, seconds per batch and rate."""
     batches = max(1, loader.batches)
     return [
         short(loader.name),
@@ -122,7 +126,7 @@ def _totals(loader: LoaderReport) -> list[object]:
 
 
 def _shown(value: object, name: str) -> str:
-    """A number of a finding's evidence in the unit that its name says."""
+    """Formats a value of a finding's evidence in the unit that its name implies."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -1,6 +1,6 @@
-"""The report as a small piece of HTML for a notebook, which needs no other package, and the line shown meanwhile.
+"""The report as a small HTML fragment for a notebook, without further packages, and the progress line before it.
 
-Colours come from the notebook, light or dark; only the verdict has its own.
+Colours come from the notebook's theme; only the verdict has its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .schema import RunReport
 from .text import LOADER_HEADERS, apply_helps, bypassing_text, finding_text, loader_rows, why
 
 COLOURS = {"healthy": "#16a34a", "input-bound": "#dc2626", "transfer-bound": "#dc2626", "unknown": "#d97706"}
-FINDINGS = 4  # that are shown at once; the others are folded away
+FINDINGS = 4  # findings shown; the others are folded away
 BOX = "font:13px/1.5 system-ui,sans-serif;border-left:3px solid {};padding:2px 0 2px 12px;max-width:60em"
 CELL = "padding:1px 14px 1px 0;background:none;border:0;white-space:nowrap;text-align:"
 TABLE = "margin:4px 0;border:0;font:inherit;color:inherit"
@@ -31,7 +31,7 @@ def render(report: RunReport) -> str:
     out.append(_table(LOADER_HEADERS, loader_rows(report)))
     if report.applied is not None:
         headers, figures = before_after_text.rows(report.applied.compared)
-        out.append(_table(headers, figures[1:]))  # not the script as a whole
+        out.append(_table(headers, figures[1:]))  # without the row for the script as a whole
         notes = "".join(f"<div>{escape(note)}</div>" for note in before_after_text.notes(report.applied))
         out.append(f"<details><summary>where these figures come from</summary>{notes}</details>" if notes else "")
     findings = [f"<li>{escape(finding_text(f)).replace(f.cause, f'<b>{f.cause}</b>', 1)}</li>" for f in report.findings]
@@ -49,7 +49,7 @@ def render(report: RunReport) -> str:
 
 
 def progress(live: Mapping[str, Mapping[str, float]], seconds: float) -> str:
-    """How far loops are, of which ``ProcessWatch.live`` has the numbers, in one line.
+    """Returns one line of progress from the counters of ``ProcessWatch.live``.
 
     Example:
         >>> progress({"/x/train.py:3": {"wait_s": 1, "step_s": 3, "batches": 10, "samples": 80}}, 4.0)
@@ -67,7 +67,7 @@ def progress(live: Mapping[str, Mapping[str, float]], seconds: float) -> str:
 
 
 def line(text: str) -> str:
-    """A line of plain text that looks like the report's first one."""
+    """Renders a line of plain text in the style of the report."""
     return _box("", [f"<div>{escape(text)}</div>"])
 
 

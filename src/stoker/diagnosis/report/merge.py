@@ -1,4 +1,4 @@
-"""Adds up what the watched processes sent: one ``LoaderReport`` for each line of code that made loaders."""
+"""Merges what the watched processes sent: one ``LoaderReport`` for each line of code that created loaders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ...core.types import JsonObject
 from ..watch import worker_record
 from . import schema
 
-LINES = 12  # of code, of a loader, that the report has
-WHOLE = 0.9  # of the batches of the longest epoch; an epoch with fewer was left early, or is of another loader
+LINES = 12  # most lines of code in the report, per loader
+WHOLE = 0.9  # of the longest epoch's batches; a shorter epoch was left early, or belongs to another loader
 SUMS = (
     "wait_s", "first_wait_s", "step_s", "step_cpu_s", "between_s", "loop_s",
     "batches", "samples", "epochs", "ended", "made", "at_once",
@@ -30,7 +30,7 @@ SAME = (
 
 
 class Snapshot(Struct):
-    """What one watched process sends (``watch.Watch.snapshot``)."""
+    """What one watched process sends (``watch.ProcessWatch.snapshot``)."""
 
     pid: int = 0
     final: bool = False
@@ -49,13 +49,13 @@ class Snapshot(Struct):
 
 
 def snapshots(sent: Iterable[JsonObject]) -> list[Snapshot]:
-    """The snapshots as types. Keys of another version of stoker are ignored; a number may be text, as ``json.dumps`` of
-    a NumPy scalar writes it with ``default=str``."""
+    """Converts snapshots to their type. Unknown keys are ignored, since another version of stoker may have sent them.
+    Numbers may be strings, because ``json.dumps(..., default=str)`` writes NumPy scalars so."""
     return [msgspec.convert(s, Snapshot, str_keys=True, strict=False) for s in sent]
 
 
 def merged(processes: Iterable[Snapshot]) -> list[schema.LoaderReport]:
-    """The loaders of all processes. Those made by one line are one entry, its sums over all processes."""
+    """Returns the loaders of all processes. Loaders created by one line share an entry, summed over all processes."""
     by_name: dict[str, list[LoaderMetrics]] = {}
     threads = 1
     for process in processes:
@@ -67,9 +67,9 @@ def merged(processes: Iterable[Snapshot]) -> list[schema.LoaderReport]:
 
 
 def _entry(each: Sequence[LoaderMetrics], threads: int) -> schema.LoaderReport:
-    """One entry of the report from the metrics of the same loader in several processes."""
+    """Makes one entry of the report from a loader's metrics in several processes."""
     m = replace(each[0], **{key: sum(getattr(one, key) for one in each) for key in SUMS})
-    # Of a process that was killed only the last batches' waits and steps are known, from shared memory.
+    # If a process was killed, only waits and steps of its last batches are known, from shared memory.
     loop_s = max(m.loop_s, m.wait_s + m.step_s)
     settings = msgspec.convert(m.settings, schema.LoaderSettings, strict=False)
     settings.threads, settings.processes = threads, len(each)
@@ -139,7 +139,7 @@ def _device(m: LoaderMetrics, each: Sequence[LoaderMetrics]) -> schema.Device:
 
 
 def _faults(each: Sequence[JsonObject]) -> schema.Faults:
-    """What failed in all processes: numbers and lists are added."""
+    """Merges what failed in all processes: adds numbers, concatenates lists."""
     out: JsonObject = {}
     for one in each:
         for key, value in one.items():
@@ -148,7 +148,7 @@ def _faults(each: Sequence[JsonObject]) -> schema.Faults:
 
 
 def epoch_times(rows: Sequence[schema.EpochRow]) -> schema.EpochTimes:
-    """Wall clock of whole epochs, from the call of ``iter()`` to the end."""
+    """Returns the wall-clock times of whole epochs, from the call of ``iter()`` to the end."""
     known = [row for row in rows if row.batches and row.loop_s > 0]
     most = max((row.batches for row in known), default=0)
     whole = [row for row in known if row.batches >= WHOLE * most]

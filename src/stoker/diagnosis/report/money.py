@@ -1,7 +1,7 @@
-"""What waiting for data costs a day, what each fix saves, and when CPU cores are cheaper than waiting GPUs.
+"""What waiting for data costs per day, what each fix saves, and when CPU cores are cheaper than waiting GPUs.
 
-A *day* is 24 hours of loops such as those of the report: what comes before the first loop is not counted, or a short
-look at a script would seem to be made of imports. A loop that takes 1/s of its time saves 1 - 1/s of a day's price.
+A *day* is 24 hours of loops like those in the report. Time before the first loop does not count, because in a short
+trial run it would be mostly imports. A loop that becomes s times as fast saves 1 - 1/s of a day's price.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..doctor.workers import FULL, cores_wanted, cpu_s
 from .prices import Money, MoreCores, Prices, Saving
 from .schema import Finding, LoaderReport, RunReport
 
-MOST_CORES = 1024  # that are added; nobody rents more for one machine
+MOST_CORES = 1024  # most cores to add; one machine does not have more for rent
 
 
 def of(report: RunReport, prices: Prices) -> Money | None:
-    """None where no loader was iterated: there is nothing that could have waited."""
+    """Returns the report's costs; None if no loader was iterated, so nothing could wait."""
     total = sum(loader.busy_s for loader in report.loaders)
     if not total:
         return None
@@ -39,7 +39,8 @@ def of(report: RunReport, prices: Prices) -> Money | None:
 
 
 def _starved_s(loader: LoaderReport) -> float:
-    """Seconds of waiting; where the device's own time was seen, only those in which it had nothing to do."""
+    """Returns the seconds of waiting. If enough waits were timed on the device, later waits count only as far as it
+    starved."""
     device, first = loader.device, loader.stages.startup.wait_s
     starved = device.starved_share_of_wait if device.gaps >= MIN_GAPS else 1.0
     return first + max(0.0, loader.wait_s - first) * starved
@@ -48,13 +49,13 @@ def _starved_s(loader: LoaderReport) -> float:
 def _saving(f: Finding, weight: float, prices: Prices) -> Saving:
     gain = f.measured_speedup if f.applied else f.predicted_speedup
     saved = f.share if gain is None else max(0.0, 1 - 1 / gain) if gain > 0 else 0.0
-    exact = gain is not None and (f.applied or bool(f.change))  # else predicted as if nothing of the cause remained
+    exact = gain is not None and (f.applied or bool(f.change))  # else the prediction assumes the cause is gone entirely
     return Saving(f.cause, f.loader, saved * weight * prices.day, not exact, f.applied)
 
 
 def _more_cores(report: RunReport, loader: LoaderReport, weight: float, prices: Prices) -> Iterator[MoreCores]:
-    """Where all cores are at work and the loop still waits for its workers: how many more pay most, or, where a core's
-    price is not known, how many end the waiting."""
+    """Yields how many more cores to use, if all are busy and the loop still waits for its workers: the number that pays
+    off most or, without a price per core, the number that ends the waiting."""
     ranks = len(report.ranks.each) if report.ranks else 1
     cores = int(report.machine.get("cores") or 0)
     stats = LoaderStats(loader, max(1, cores), weight=weight)
@@ -62,7 +63,7 @@ def _more_cores(report: RunReport, loader: LoaderReport, weight: float, prices: 
         return
     if ranks * cores_wanted(stats) < FULL * cores:
         return
-    work = ranks * (cpu_s(stats) + loader.stages.consumer.cpu_s) / stats.batches  # CPU of a step of all ranks
+    work = ranks * (cpu_s(stats) + loader.stages.consumer.cpu_s) / stats.batches  # CPU seconds of a step in all ranks
     enough = math.ceil(work / stats.step) if stats.step * MOST_CORES > work else MOST_CORES
 
     def found(more: int) -> MoreCores:
@@ -78,7 +79,7 @@ def _more_cores(report: RunReport, loader: LoaderReport, weight: float, prices: 
 
 
 def sentences(money: Money) -> Iterator[str]:
-    """For people: the waiting, each fix, more cores."""
+    """Yields sentences on what waiting costs, what each fix saves, and what more cores would save."""
     prices = money.prices
     yield (
         f"waiting for data costs {money.waiting_per_day:,.2f} a day: {money.waiting_share:.0%} of "
@@ -102,7 +103,7 @@ def sentences(money: Money) -> Iterator[str]:
 
 
 def _price(x: float) -> str:
-    """As prices are written; of little ones, such as those of a core, three digits.
+    """Formats a price: two decimals from 1 up, else three significant digits, as for a core.
 
     Example:
         >>> _price(2.1), _price(0.0412)

@@ -1,4 +1,4 @@
-"""A finding's change of settings as a diff of the user's own file, to read and to ``git apply``."""
+"""Turns findings' changes of settings into a diff of the user's own file, to read and to ``git apply``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from ...core.types import JsonObject
 from .schema import Finding
 
-# Causes that --apply does something about.
+# Causes that --apply can fix.
 FIXED_BY_APPLY = ("main_process_loading", "too_few_workers", "slow_transport", "cacheable_prefix")
-STAGED, ENGINE = "staged", "engine"  # settings that no DataLoader has: a wrapped dataset, and another class
+STAGED, ENGINE = "staged", "engine"  # not arguments of DataLoader: they wrap the dataset, and replace the class
 STAGES = b"stoker.Staged("
-MODULES = ("torch.utils.data", "utils.data", "data")  # as what torch's own is imported
-POSITIONAL = 5  # after so many of DataLoader's arguments num_workers itself may be one without a name
+MODULES = ("torch.utils.data", "utils.data", "data")  # names under which torch's module is used
+POSITIONAL = 5  # with more positional arguments, num_workers may be among them
 
 
 def changes(findings: Iterable[Finding]) -> dict[str, JsonObject]:
-    """By loader, the settings that the findings ask for. Where two disagree, the first one wins."""
+    """Returns, by loader, the settings that the findings ask for. If two disagree, the first wins."""
     out: dict[str, JsonObject] = {}
     for finding in findings:
         if finding.change and finding.loader:
@@ -28,7 +28,7 @@ def changes(findings: Iterable[Finding]) -> dict[str, JsonObject]:
 
 
 def of(wanted: Mapping[str, JsonObject]) -> str:
-    """A unified diff; empty where no file is at hand, or the line that makes a loader is not a plain call."""
+    """Returns a unified diff. It omits a file that cannot be read, and a loader that no plain call creates."""
     files: dict[str, dict[int, JsonObject]] = {}
     for name, settings in wanted.items():
         path, _, line = name.rpartition(":")
@@ -41,7 +41,7 @@ def _of_file(path: str, lines: Mapping[int, JsonObject]) -> str:
     try:
         old = Path(path).read_bytes()
         new = old
-        for line in sorted(lines, reverse=True):  # from below, so that the lines above stay where they are
+        for line in sorted(lines, reverse=True):  # bottom up, so that earlier line numbers stay valid
             new = edited(new, line, lines[line])
         new = _importing(new)
         before, after = _lines(old.decode()), _lines(new.decode())
@@ -49,8 +49,8 @@ def _of_file(path: str, lines: Mapping[int, JsonObject]) -> str:
         return ""
     shown = path.lstrip("/")
     if not shown.isprintable():
-        return ""  # a name that both git and patch would want quoted, each in its own way
-    end = "\t" if " " in shown else ""  # as git writes it: else patch takes the name to end at the space
+        return ""  # git and patch would need such a name quoted, each in its own way
+    end = "\t" if " " in shown else ""  # as git does: otherwise patch ends the name at the space
     return "".join(
         text if text.endswith("\n") else f"{text}\n\\ No newline at end of file\n"
         for text in difflib.unified_diff(before, after, f"a/{shown}{end}", f"b/{shown}{end}", n=1)
@@ -58,14 +58,18 @@ def _of_file(path: str, lines: Mapping[int, JsonObject]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """With their ends. ``str.splitlines`` would also split at form feeds and the like, which end no line of a file."""
+    """Splits text into lines, keeping line ends. ``str.splitlines`` would also split at form feeds and the like."""
     lines = text.split("\n")
     return [line + "\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
 
 
 def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
-    """The source with these settings in the call of a ``...DataLoader`` that spans a line; as it is where there is no
-    such call, or where it is not plain which arguments it gets. ``line``: from 1. Raises SyntaxError: it is not Python.
+    """Returns the source with these settings in the ``...DataLoader`` call that spans ``line`` (from 1).
+
+    Returns the source unchanged if there is not exactly one such call, or if its arguments are unclear.
+
+    Raises:
+        SyntaxError: the source is not valid Python.
 
     Example:
         >>> edited(b"x = DataLoader(d, num_workers=0)", 1, {"num_workers": 2, "pin_memory": False}).decode()
@@ -92,7 +96,7 @@ def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
             end = _end(last, starts)
             edits.append((end, end, f", {name}={value!r}".encode()))
     data = own.get("dataset") or next(iter(call.args), None)
-    if settings.get(STAGED) and data is not None:  # behind the others: of two at one place the later one comes first
+    if settings.get(STAGED) and data is not None:  # added last: of two edits at one offset, the later one comes first
         edits += [(at, at, text) for at, text in ((_begin(data, starts), STAGES), (_end(data, starts), b")"))]
     if settings.get(ENGINE) and _torchs(tree, call.func):
         edits.append((_begin(call.func, starts), _end(call.func, starts), b"stoker.DataLoader"))
@@ -104,7 +108,7 @@ def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
 
 
 def _importing(source: bytes) -> bytes:
-    """With ``import stoker`` behind the first imports, where the source needs it."""
+    """Adds ``import stoker`` after the first block of imports, if the source needs it."""
     tree = ast.parse(source)
     names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == "stoker"]
     imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
@@ -122,7 +126,7 @@ def _importing(source: bytes) -> bytes:
 
 
 def _torchs(tree: ast.AST, func: ast.expr) -> bool:
-    """Whether this is torch's own ``DataLoader``, by how it is imported."""
+    """Returns whether this names torch's own ``DataLoader``, judging by the imports."""
     if isinstance(func, ast.Attribute):
         return func.attr == "DataLoader" and ast.unparse(func.value) in MODULES
     froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in MODULES[:1]]
@@ -135,7 +139,7 @@ def _begin(node: ast.expr, starts: list[int]) -> int:
 
 def _end(node: ast.expr, starts: list[int]) -> int:
     line, column = node.end_lineno, node.end_col_offset
-    return starts[(line or 1) - 1] + (column or 0)  # a tree that was parsed has both
+    return starts[(line or 1) - 1] + (column or 0)  # neither is None in a parsed tree
 
 
 def _call(tree: ast.AST, line: int) -> ast.Call | None:

@@ -1,4 +1,4 @@
-"""What the page draws: stacked bars of one scale, each part with a title that has its number."""
+"""The plots of the HTML page: stacked bars on one scale, each part with a title that shows its value."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KINDS = {
     "waiting": "#c026d3",
     "transport": "#0891b2",
 }
-# Told apart without colours, too: they differ in brightness.
+# These differ in brightness, so they can be told apart without colour.
 WAIT, STEP, FIRST = "#ea580c", "#2563eb", "#f59e0b"
 BEFORE, AFTER = "#a1a1aa", "#15803d"
-MOST_PACES = 4  # loaders whose epochs are drawn before and after
+MOST_PACES = 4  # most loaders whose epochs are drawn before and after
 
 
 class BarPart(NamedTuple):
@@ -30,7 +30,7 @@ class BarPart(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """Stacked bars of one scale: by label, the parts of each."""
+    """Stacked bars on one scale. Each row is a bar's label and its parts."""
 
     title: str
     unit: str
@@ -38,20 +38,20 @@ class Plot(NamedTuple):
 
     @property
     def top(self) -> float:
-        """What the longest bar comes to."""
+        """The length of the longest bar."""
         return max(sum(part.value for part in parts) for _, parts in self.rows) or 1.0
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Each part's colour and text, with its number where there is one bar."""
+        """Each part's colour and text. With a single bar, the text includes the value."""
         if len(self.rows) == 1:
             return [(part.colour, f"{part.name}: {part.value:.3g} {self.unit}") for part in self.rows[0][1]]
         return list(dict.fromkeys((part.colour, part.name) for _, parts in self.rows for part in parts))
 
 
 def picture(report: RunReport) -> Plot | None:
-    """Before and after: measured, where ``--apply`` ran; else the loop now, and as predicted with the fix of the first
-    finding that has a prediction."""
+    """Returns the main plot: before and after ``--apply`` if it ran and both are known. Otherwise a batch now and as
+    predicted once the first finding with a prediction is fixed."""
     if report.applied is not None and report.applied.compared.script.times_as_fast():
         return _applied(report.applied.compared)
     if not report.loaders:
@@ -90,7 +90,7 @@ def _change(name: str, change: Change, guess: str) -> Iterator[tuple[str, list[B
 
 
 def loop(loader: LoaderReport) -> Iterator[Plot]:
-    """Where a batch's time goes, and a task's."""
+    """Plots where a batch's time goes, and where a task's time goes."""
     batches, first = max(1, loader.batches), loader.stages.startup.wait_s
     parts = [
         BarPart("waiting for data", max(0.0, loader.wait_s - first), WAIT),
@@ -109,7 +109,7 @@ def loop(loader: LoaderReport) -> Iterator[Plot]:
 
 
 def epochs(loader: LoaderReport) -> Iterator[Plot]:
-    """Each epoch's time; nothing where there was one."""
+    """Plots each epoch's time, if there was more than one epoch."""
     if len(loader.by_epoch) > 1:
         rows = []
         for i, e in enumerate(loader.by_epoch):
@@ -119,7 +119,7 @@ def epochs(loader: LoaderReport) -> Iterator[Plot]:
 
 
 def paces(compared: Compared) -> Iterator[Plot]:
-    """Seconds of each epoch, before and after."""
+    """Plots the seconds of each epoch, before and after ``--apply``."""
     name = "before (estimate)" if compared.estimated else "before"
     for row in compared.loaders[:MOST_PACES]:
         both = ((name, row.each.before, BEFORE), ("after", row.each.after, AFTER))

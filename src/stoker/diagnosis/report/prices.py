@@ -1,4 +1,4 @@
-"""What waiting costs, typed: the report's key ``money``. ``money`` works it out; prices are the user's alone."""
+"""The types of the report's key ``money``: what waiting costs. ``money.py`` computes it from the user's prices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from msgspec import Struct
 
 
 class Prices(Struct, frozen=True):
-    """What the user pays for an hour, in any currency: for one GPU, how many there are (0: those of the machine, at
-    least 1), and for one CPU core."""
+    """What the user pays per hour, in any currency: for one GPU, and for one CPU core. ``gpus`` is the number of GPUs
+    (0: the machine's, at least 1)."""
 
     gpu: float
     gpus: int = 0
@@ -19,8 +19,8 @@ class Prices(Struct, frozen=True):
 
 
 class Saving(Struct):
-    """What a finding's fix saves of a day's price. ``at_most``: no setting is the fix, so how much of the cause
-    remains is not known; without a predicted speed-up it is what the cause costs."""
+    """What a finding's fix saves per day. ``at_most``: an upper bound, because no setting fixes the cause, so part of
+    it may remain. Without a predicted speed-up, the saving is what the cause costs."""
 
     cause: str
     loader: str
@@ -30,8 +30,8 @@ class Saving(Struct):
 
 
 class MoreCores(Struct):
-    """More CPU cores for a loader whose workers use all there are. ``break_even``: the price of a core and hour from
-    which on they cost more than they save; ``costs_per_day`` is None where no price of a core is known."""
+    """More CPU cores for a loader whose workers use all available ones. ``break_even`` is the hourly price of a core
+    above which they cost more than they save. ``costs_per_day`` is None without a price per core."""
 
     loader: str
     cores: int
@@ -41,7 +41,8 @@ class MoreCores(Struct):
 
 
 class Money(Struct):
-    """``waiting_share``: of the loops' time, first batches included, the part in which the GPUs wait for data."""
+    """What waiting costs. ``waiting_share`` is the share of the loops' time, including first batches, in which the GPUs
+    wait for data."""
 
     prices: Prices
     waiting_share: float

@@ -1,4 +1,4 @@
-"""The ranks of a distributed run in the report for people."""
+"""The text report's section about the ranks of a distributed run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import textwrap
 from ...core.terminal import human_seconds, short, table
 from .schema import Ranks, Unequal
 
-MAX_RANKS = 16  # that have a line; of more, those that waited longest
+MAX_RANKS = 16  # ranks in the table; if there are more, those that waited longest
 
 
 def rank_lines(ranks: Ranks, columns: int) -> list[str]:
-    """What each rank waited, which one makes the others wait, and which loaders have unequal numbers of batches."""
+    """Returns a table of what each rank waited, followed by ``rank_sentences``."""
     out = ["", _table(ranks, columns)]
     if len(ranks.each) > MAX_RANKS:
         out.append(f"of {len(ranks.each)} ranks those that waited longest")
@@ -19,7 +19,7 @@ def rank_lines(ranks: Ranks, columns: int) -> list[str]:
 
 
 def rank_sentences(ranks: Ranks | None) -> list[str]:
-    """Which loaders have unequal numbers of batches, and which rank makes the others wait."""
+    """Returns sentences on loaders with unequal numbers of batches, and on the rank that makes the others wait."""
     if ranks is None:
         return []
     out = [_unequal(loader) for loader in ranks.unequal]

@@ -1,7 +1,7 @@
-"""The JSON report, typed. ``docs/report.md`` documents every key; a field has its key's name.
+"""The types of the JSON report. ``docs/report.md`` documents every key; fields are named like their keys.
 
-``SCHEMA`` grows by one whenever a key is removed or changes its meaning; new keys may appear at any time. These types
-are for the process that reads and judges: the watched script sends plain dicts and never imports this module.
+``SCHEMA`` grows by one whenever a key is removed or changes its meaning; new keys may appear at any time. Only the
+process that reads and judges uses these types: the watched script sends plain dicts and never imports this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SCHEMA = 2
 
 
 class Spread(Struct):
-    """A histogram of durations in a few numbers; *slow* ones take over three medians."""
+    """Summary of a histogram of durations. A duration is *slow* if it exceeds three times the median."""
 
     count: int = 0
     median_s: float = 0.0
@@ -26,13 +26,13 @@ class Spread(Struct):
 
 
 class TaskSpread(Spread):
-    """``slow_samples``: by index of a sample, how often the stack sampler saw it loaded in a slow task."""
+    """``slow_samples``: by sample index, how often the stack sampler saw the sample being loaded in a slow task."""
 
     slow_samples: dict[str, int] = {}
 
 
 class Stage(Struct, frozen=True, omit_defaults=True):
-    """``self_s`` is wall time, ``cpu_s`` CPU time, ``wait_s`` waiting of the loop; a stage has some of them."""
+    """``self_s`` is wall time, ``cpu_s`` CPU time, ``wait_s`` the loop's waiting. Each stage has only some of these."""
 
     self_s: float = 0.0
     cpu_s: float = 0.0
@@ -41,7 +41,7 @@ class Stage(Struct, frozen=True, omit_defaults=True):
 
 
 class Stages(Struct, frozen=True):
-    """Seconds inside tasks, summed over workers, and of the consumer. Nothing was seen where ``worker.tasks`` is 0."""
+    """Seconds inside tasks, summed over workers, and of the consumer. If ``worker.tasks`` is 0, no task was seen."""
 
     fetch: Stage = Stage()
     collate: Stage = Stage()
@@ -63,7 +63,7 @@ class Memory(Struct):
 
 
 class CodeLine(Struct):
-    """A line of code in tasks; ``ran`` and ``waited`` are parts of a task's time."""
+    """A line of code in tasks. ``ran`` and ``waited`` are shares of a task's time."""
 
     kind: str
     name: str
@@ -73,7 +73,7 @@ class CodeLine(Struct):
 
 
 class Kernel(Struct):
-    """What the kernel counted for the workers, summed over ``seconds`` of their lives; 0 where none was seen."""
+    """The kernel's counters of the workers, summed over ``seconds`` of their lives; 0 if no worker was seen."""
 
     delay_ns: int = 0
     stored: int = 0
@@ -83,7 +83,7 @@ class Kernel(Struct):
 
 
 class Crossing(Struct):
-    """Calls of one line that copy between host and device, or wait for the device."""
+    """Calls at one line of code that copy between host and device, or that wait for the device."""
 
     kind: str
     line: str
@@ -93,7 +93,7 @@ class Crossing(Struct):
 
 
 class Device(Struct):
-    """What was seen of the device; ``crossings`` are of ``steps`` steps that took ``seconds`` together."""
+    """What was seen of the device. ``crossings`` were timed in ``steps`` steps, which took ``seconds`` together."""
 
     gaps: int = 0
     starved_share_of_wait: float = 0.0
@@ -116,8 +116,8 @@ class EpochRow(Struct, array_like=True):
 
     @property
     def warm_up_s(self) -> float:
-        """By how much the first step was longer than the others on average: kernels are loaded and chosen in it."""
-        others = self.batches - 2  # the last batch is followed by no step of the epoch
+        """How much longer the first step was than the others' mean: it also loads and selects kernels."""
+        others = self.batches - 2  # without the first step, and not counting one after the last batch
         return max(0.0, self.first_step_s - (self.step_s - self.first_step_s) / others) if others > 0 else 0.0
 
     @property
@@ -127,7 +127,7 @@ class EpochRow(Struct, array_like=True):
 
 
 class EpochTimes(Struct):
-    """Wall clock of whole epochs in seconds; ``later`` is the median of those after the first."""
+    """Wall-clock seconds of whole epochs. ``later`` is the median of those after the first."""
 
     count: int = 0
     first: float | None = None
@@ -136,9 +136,9 @@ class EpochTimes(Struct):
 
 
 class Cache(Struct):
-    """What ``--apply`` caches for a loader. ``calls``: ``filled`` counts results of calls, of which a sample has any
-    number. ``stale``: it was discarded because a sample was made again and was another. ``collate``: calls of the
-    collate function whose results are kept. ``from_earlier_runs``: samples that ``--keep`` found on disk;
+    """What ``--apply`` caches for a loader. ``calls``: ``filled`` counts results of calls, and a sample may make more
+    than one. ``stale``: the cache was discarded because a sample that was made again differed. ``collate``: calls of
+    the collate function whose results are kept. ``from_earlier_runs``: samples that ``--keep`` found on disk;
     ``why_not_kept``: why it leaves none for later ones."""
 
     kept: str = ""
@@ -158,9 +158,9 @@ class Cache(Struct):
 
 
 class LoaderSettings(Struct):
-    """A loader's settings by torch's names. What a user's class may have of any type is ``object``. ``divides``: an
-    iterable dataset's code asks which worker it is in. ``draws``: making batches in the script's process moved a random
-    generator of that process."""
+    """A loader's settings, by torch's names. A field is ``object`` if a user's class may hold a value of any type.
+    ``divides``: an iterable dataset's code asks which worker it runs in. ``draws``: making batches in the script's
+    process advanced one of its random generators."""
 
     class_: str = field(default="", name="class")
     dataset: str = ""
@@ -174,7 +174,7 @@ class LoaderSettings(Struct):
     worker_method: object = "process"
     multiprocessing_context: object = None
     iterable: bool = False
-    no_workers: str = ""  # why worker processes cannot be started for it; "" where they can
+    no_workers: str = ""  # why worker processes cannot be started for this loader; "" if they can
     divides: bool = False
     draws: bool = False
     engine: str = ""
@@ -191,7 +191,7 @@ class FailedSample(Struct):
 
 
 class Faults(Struct, omit_defaults=True):
-    """What failed and was replaced or skipped; an empty object where nothing did."""
+    """What failed and was replaced or skipped; an empty object if nothing failed."""
 
     samples: int = 0
     first: list[FailedSample] = []
@@ -202,7 +202,7 @@ class Faults(Struct, omit_defaults=True):
 
 
 class LoaderReport(Struct):
-    """One of ``loaders``: a line of code that made loaders, over all processes."""
+    """One of ``loaders``: all loaders that one line of code created, over all processes."""
 
     name: str
     batches: int = 0
@@ -241,7 +241,7 @@ class LoaderReport(Struct):
 
 
 class Around(Struct):
-    """What the machine did meanwhile."""
+    """What the machine did during the run."""
 
     memory_stalled_max: float = 0.0
     swapped: int = 0
@@ -251,8 +251,8 @@ class Around(Struct):
 
 
 class Finding(Struct):
-    """A cause with its evidence; ``share`` is the part of the loop's time that it costs, ``fix`` one line, ``diff`` the
-    change of settings in the user's own file."""
+    """A cause with its evidence. ``share`` is the share of the loop's time that it costs, ``fix`` one line of advice,
+    and ``diff`` the change of settings in the user's own file."""
 
     cause: str
     share: float = 0.0
@@ -283,14 +283,14 @@ class RankWait(Struct):
 
 
 class Unequal(Struct):
-    """A loader that has not as many batches in each rank. ``batches``: pairs of rank and batches in an epoch."""
+    """A loader whose number of batches differs between ranks. ``batches``: pairs of rank and batches in an epoch."""
 
     loader: str
     batches: list[tuple[int, int]]
 
 
 class Ranks(Struct):
-    """Ranks of a distributed run; ``starving`` is the one that makes the others wait."""
+    """Ranks of a distributed run. ``starving`` is the rank that makes the others wait."""
 
     each: list[RankWait]
     starving: int | None = None
@@ -298,14 +298,14 @@ class Ranks(Struct):
 
 
 class ChangedSettings(Struct, omit_defaults=True):
-    """Settings that ``--apply`` may change; None: not this one."""
+    """Settings that ``--apply`` may change; None for one that it leaves alone."""
 
     num_workers: int | None = None
     staged: bool | None = None
 
 
 class AppliedSettings(Struct):
-    """What ``--apply`` changed of one loader, and why."""
+    """What ``--apply`` changed in one loader, and why."""
 
     before: ChangedSettings = field(name="from", default_factory=ChangedSettings)
     after: ChangedSettings = field(name="to", default_factory=ChangedSettings)
@@ -315,13 +315,13 @@ class AppliedSettings(Struct):
 
 
 class Change(Struct):
-    """A figure before and after ``--apply``; None where it is not known."""
+    """A figure before and after ``--apply``; None if unknown."""
 
     before: float | None = None
     after: float | None = None
 
     def times_as_fast(self, rate: bool = False) -> float | None:
-        """None where one of both is not known. ``rate``: the figure is a rate, not a duration."""
+        """Returns the speed-up; None if a figure is unknown or 0. ``rate``: the figures are rates, not durations."""
         if not self.before or not self.after:
             return None
         return self.after / self.before if rate else self.before / self.after
@@ -362,8 +362,8 @@ class Compared(Struct):
 
 
 class RememberedRun(Struct):
-    """An observed run, as ``history`` remembers it: of its loaders and findings what the comparison shows.
-    ``script`` is a digest of the script; ``complete``: it ended well, so its total can be compared."""
+    """An observed run as ``history`` remembers it, with only what the comparison shows of loaders and findings.
+    ``script`` is a digest of the script. ``complete``: the run ended successfully, so its total can be compared."""
 
     version: int
     script: str
@@ -375,7 +375,7 @@ class RememberedRun(Struct):
 
 
 class Applied(Struct):
-    """What ``--apply`` did, by loader, beside an observed run of the same command if one is remembered."""
+    """What ``--apply`` did, by loader, compared with an observed run of the same command if one is remembered."""
 
     settings: dict[str, AppliedSettings]
     compared: Compared
@@ -403,6 +403,6 @@ class RunReport(Struct):
     schema: int = SCHEMA
 
     def as_dict(self) -> JsonObject:
-        """For JSON: dicts, lists and scalars."""
+        """Returns the report as dicts, lists and scalars, for JSON."""
         found: JsonObject = msgspec.to_builtins(self, str_keys=True, enc_hook=str)
         return found

@@ -1,4 +1,4 @@
-"""The report for people: what was seen, the verdict, what to do, and, after ``--apply``, before and after."""
+"""The report as text: what was seen, the verdict, what to do, and, after ``--apply``, before and after."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .schema import Bypassing, Faults, Finding, RunReport
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "dim"}
-MIN_COST = 0.005  # of the loop; a finding that costs less has another kind of cost
-NAMED_STARTUP = 0.1  # of the loop; from here on the verdict names the time before first batches
-SLOW_STARTUP = 0.15  # of the loop; from here on a loader is not called fine
-MAX_DECISIONS = 5  # of what num_workers="auto" changed
-MAX_TIMED = 3  # loaders whose epochs are named
+MIN_COST = 0.005  # of the loop; a finding with a lower share costs something other than time
+NAMED_STARTUP = 0.1  # of the loop; from here the verdict mentions the time before first batches
+SLOW_STARTUP = 0.15  # of the loop; from here a loader is not called fine
+MAX_DECISIONS = 5  # most changes by num_workers="auto" that are shown
+MAX_TIMED = 3  # most loaders whose epoch times are shown
 LOADER_HEADERS = ["loader", "workers", "batches", "waited", "of loop", "step", "samples/s"]
 
 
 def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0) -> str:
-    """The whole report as text that fits the stream. ``path``: where it was written, if it was."""
+    """Renders the whole report as text that fits the stream. ``path`` is where the report was written, if it was."""
     colour, columns = colour_wanted(stream), columns or width(stream)
     report = _printable(report)
 
@@ -55,7 +55,7 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
             out += applied_lines(report.applied, columns, colour, stream)
         elif path is not None and apply_helps(report):
             out.append("try: stoker run --apply " + shlex.join(report.command))
-        if report.diff:  # lines that can be copied: neither wrapped nor indented
+        if report.diff:  # neither wrapped nor indented, so that it can be copied
             diff = [(line, DIFF_COLOURS.get(line[:1])) for line in report.diff.removesuffix("\n").split("\n")]
             out += ["", "the same in your own code:", *(style(line, c, colour) if c else line for line, c in diff)]
     else:
@@ -66,7 +66,7 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
 
 
 def _printable(report: RunReport) -> RunReport:
-    """The report without control characters in names, errors and settings. A diff keeps its tabs and lines."""
+    """Removes control characters from names, errors and settings. The diff keeps its tabs and newlines."""
 
     def clean(x: object) -> object:
         if isinstance(x, dict):
@@ -80,7 +80,7 @@ def _printable(report: RunReport) -> RunReport:
 
 
 def _last_line(report: RunReport, path: Path, columns: int) -> str:
-    """Where the report is; and what explains the first cause, if that fits into the line."""
+    """Returns where the report is and, if it fits into the line, the command that explains the first cause."""
     line = f"report: {printable(str(path))}"
     more = f"{line}; see stoker explain {report.findings[0].cause}" if report.findings else line
     return more if len(more) <= columns else line
@@ -94,13 +94,13 @@ def _how_it_ended(report: RunReport) -> str:
 
 
 def bypassing_text(b: Bypassing) -> str:
-    """Of a loader that stoker's engine does not reach."""
+    """Describes a loader that does not run on stoker's engine."""
     unseen = "" if b.seen else ", and its batches were not counted"
     return f"{short(b.name)}: stoker's engine does not reach this loader{unseen}: {b.reason}"
 
 
 def wall_clock(report: RunReport) -> str:
-    """Wall clock of the script, and of the epochs of the loaders that took most of it."""
+    """Returns the wall-clock time of the script, and of the epochs of the loaders that took most of it."""
     out = [f"wall clock: the script took {human_seconds(report.wall_s)}"]
     for loader in sorted(report.loaders, key=lambda e: -e.loop_s)[:MAX_TIMED]:
         epochs = loader.epoch_s
@@ -129,7 +129,7 @@ def loader_rows(report: RunReport) -> list[list[str]]:
 
 
 def _workers(report: RunReport) -> list[str]:
-    """Of each loader its workers' memory, what "auto" decided, and what failed."""
+    """Returns lines on each loader's worker memory, the decisions of "auto", and what failed."""
     out = []
     for loader in report.loaders:
         name, pss = short(loader.name), loader.memory.worker_pss
@@ -141,7 +141,7 @@ def _workers(report: RunReport) -> list[str]:
 
 
 def _faults(faults: Faults) -> Iterator[str]:
-    """What failed, where the run went on without it."""
+    """Yields what failed without ending the run."""
     if faults.samples and faults.first:
         first = faults.first[0]
         file = f" ({first.file})" if first.file else ""
@@ -157,7 +157,8 @@ def _faults(faults: Faults) -> Iterator[str]:
 
 
 def waited(report: RunReport) -> str:
-    """How much of its loop the main loader waits; where a cache was filled, after that, as the verdict looks at it."""
+    """Says how much of its loop the main loader waits. If stoker filled a cache, only the epochs after that count, as
+    in the verdict."""
     stats = main_loader(report)
     filled = filling_epochs(stats.loader)
     if filled:
@@ -173,12 +174,12 @@ def waited(report: RunReport) -> str:
 
 
 def main_loader(report: RunReport) -> LoaderStats:
-    """The loader in whose loop most of the time went by."""
+    """Returns the loader whose loop took the most time."""
     return LoaderStats(max(report.loaders, key=lambda loader: loader.busy_s))
 
 
 def why(report: RunReport) -> str:
-    """What the verdict says, in words."""
+    """Explains the verdict in words."""
     stats, waits = main_loader(report), waited(report)
     if report.verdict == "unknown":
         return f"{stats.loader.batches} batches are too few to tell; let it run for more steps"
@@ -192,7 +193,7 @@ def why(report: RunReport) -> str:
 
 
 def finding_text(f: Finding) -> str:
-    """A finding in one paragraph, which begins with its cause."""
+    """Renders a finding as one paragraph, which begins with its cause."""
     if f.applied:
         what = "later epochs" if f.change.get("staged") else "the loop"
         gain = f"; {what} {f.measured_speedup:.2f}x" if f.measured_speedup else ""
@@ -203,7 +204,7 @@ def finding_text(f: Finding) -> str:
 
 
 def apply_helps(report: RunReport) -> bool:
-    """Whether ``--apply`` would do something about a finding. It leaves streams as they are: their shards depend on the
+    """Returns whether ``--apply`` could fix a finding. It never changes iterable datasets, whose shards depend on the
     number of workers."""
     streams = {loader.name for loader in report.loaders if loader.settings.iterable}
     return any(f.cause in FIXED_BY_APPLY and f.loader not in streams for f in report.findings)
