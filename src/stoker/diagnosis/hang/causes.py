@@ -1,4 +1,4 @@
-"""The likely cause, in one sentence: rules over a job, the surest first."""
+"""Rules that name a job's likely cause in one sentence, the most certain rule first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ...core.terminal import human_bytes
 from . import proc, stacks, waits
 from .job import FETCHES, Job, Member
 
-LONG_S = 60.0  # a sleep that still takes so long is no part of a healthy run
-STUCK_S = 10.0  # so long in one system call is longer than storage or a server takes
-SHM_FULL = 0.02  # of /dev/shm free
+LONG_S = 60.0  # a healthy run has no sleep with this much time left
+STUCK_S = 10.0  # healthy storage or servers answer a system call sooner
+SHM_FULL = 0.02  # /dev/shm is full if less than this share is free
 COLLECTIVES = ("distributed_c10d.py", "distributed/_functional_collectives.py")
 NETWORK = ("nfs", "fuse", "ceph", "lustre", "gpfs", "cifs", "9p", "beegfs", "smb")
 ELSEWHERE = 'multiprocessing_context="forkserver" in the DataLoader'
@@ -22,14 +22,14 @@ class Cause:
     """What a job hangs on."""
 
     name: str  # of the rule; stable, for programs
-    hangs: bool | None  # None: it may only be slow
+    hangs: bool | None  # None: the job may only be slow
     sentence: str  # what happens
-    advice: str = ""  # what to do; "": nothing is to be done
-    pids: tuple[int, ...] = ()  # the processes that it is about
+    advice: str = ""  # what to do; "" if nothing
+    pids: tuple[int, ...] = ()  # the processes that the sentence is about
 
 
 def judge(jobs: Sequence[Job]) -> Cause:
-    """The cause of the job that hangs, if one does. A rank that waits for another one is not the cause."""
+    """Returns the cause of the job that hangs, if one does. Prefers other causes to a rank that waits for another."""
     found = [cause_of(job) for job in jobs]
     return (
         min(found, key=lambda c: (c.hangs is False, c.name == "collective", c.hangs is None))
@@ -39,7 +39,7 @@ def judge(jobs: Sequence[Job]) -> Cause:
 
 
 def cause_of(job: Job) -> Cause:
-    """The cause that the first rule finds."""
+    """Returns the cause found by the first rule that applies."""
     for rule in (_left_over, _stopped, _ended, _event_loop, _deadlock, _goes_on, _data, _idle, _loop):
         found = rule(job)
         if found is not None:
@@ -48,7 +48,7 @@ def cause_of(job: Job) -> Cause:
 
 
 def _left_over(job: Job) -> Cause | None:
-    """A worker that waits in a system call does not see that its parent has gone."""
+    """A worker that waits in a system call does not notice that its parent process has gone."""
     if job.loop is not None:
         return None
     w = job.workers[0]
@@ -89,7 +89,7 @@ def _deadlock(job: Job) -> Cause | None:
 
 
 def _event_loop(job: Job) -> Cause | None:
-    """fsspec asks its event loop once a second whether it is done; after a fork nothing runs that loop."""
+    """fsspec checks once a second whether its event loop is done; in a forked process no thread runs that loop."""
     for w in job.workers:
         others = [frames for tid, frames in w.stacks.threads.items() if tid != w.pid]
         runs = any(stacks.inside(frames, "asyncio/base_events.py") for frames in others)
@@ -102,7 +102,7 @@ def _event_loop(job: Job) -> Cause | None:
 
 
 def _lock(job: Job, m: Member) -> Cause:
-    """A lock for which a worker or the loop waits."""
+    """Judges a worker or loop that waits for a lock."""
     certain = m.still and waits.deadlocked(m.process)
     at = _at(m)
     name = _name(job, m)
@@ -124,7 +124,7 @@ def _lock(job: Job, m: Member) -> Cause:
 
 
 def _goes_on(job: Job) -> Cause | None:
-    """Batches come, or the loop computes."""
+    """Batches arrive, or the loop computes."""
     if any(w.wrote and not job.is_idle(w) for w in job.workers) or any(w.wrote for w in job.waited_for):
         return Cause("nothing", False, "Nothing hangs: workers sent batches during this second.")
     loop = job.loop
@@ -136,7 +136,7 @@ def _goes_on(job: Job) -> Cause | None:
 
 
 def _data(job: Job) -> Cause | None:
-    """The loop waits for a batch: what the workers that are at one wait for."""
+    """The loop waits for a batch: finds what the workers that are making one wait for."""
     if job.loop is None:
         return None
     late = [w for w in job.waited_for if not job.is_idle(w)]
@@ -155,7 +155,7 @@ def _data(job: Job) -> Cause | None:
 
 
 def _idle(job: Job) -> Cause | None:
-    """The loop waits for a batch, and nobody is making it."""
+    """The loop waits for a batch that no worker is making."""
     if job.loop is None or not job.waited_for:
         return None
     n = len(job.workers)
@@ -169,7 +169,7 @@ def _idle(job: Job) -> Cause | None:
 
 
 def _loop(job: Job) -> Cause | None:
-    """The loop waits for something that is no batch."""
+    """The loop waits for something other than a batch."""
     loop = job.loop
     if loop is None:
         return None
@@ -181,7 +181,7 @@ def _loop(job: Job) -> Cause | None:
 
 
 def _thread_at_sample(loop: Member) -> Member | None:
-    """A thread of the loop that loads a sample (``worker_method="thread"``), as if it were a process."""
+    """Returns a thread of the loop that loads a sample (``worker_method="thread"``), as if it were a process."""
     for thread in loop.process.threads[1:]:
         frames = loop.stacks.threads.get(thread.id, [])
         if any(stacks.inside(frames, part) for part in FETCHES):
@@ -205,7 +205,7 @@ def _ranks(job: Job, loop: Member) -> Cause:
 
 
 def _waiting(job: Job, m: Member) -> Cause:
-    """What a process waits for, by the kind of its wait."""
+    """Judges what a process waits for, by the kind of its wait."""
     rules: dict[str, Callable[[Job, Member], Cause]] = {
         "sleep": _sleeping,
         "fifo": _fifo,

@@ -16,11 +16,11 @@ from .proc import Identity, Process
 from .stacks import Frame, Stacks
 from .waits import Wait
 
-LOOK_S = 1.0  # between the two looks
-MOVED = 0.02  # of a core; a loop that only asks every five seconds whether its workers live needs a hundredth of that
-READERS = 4  # processes whose stacks are read at a time
+LOOK_S = 1.0  # seconds between the two observations
+MOVED = 0.02  # of a core; a loop that only checks every five seconds whether its workers live uses a hundredth of that
+READERS = 4  # processes whose stacks are read at the same time
 FETCHES = ("utils/data/_utils/fetch.py", "stoker/workers/fetcher.py", "stoker/workers/gather.py")
-# What is open and is no sample. torch's batches lie in /dev/shm, and are deleted there at once.
+# Open files that are not samples. torch's batches are in /dev/shm, where they are unlinked at once.
 NO_DATA = re.compile(r"^/(dev/(?!shm/)|proc/|sys/|memfd:)|\.(py|pyc|so|log)$|\(deleted\)$|^(?!/)")
 
 
@@ -30,17 +30,17 @@ class Member:
 
     role: str  # loop, worker, launcher, helper or other
     who: Identity  # which process it is
-    process: Process  # at the second look
-    core: float  # of a core, how much it used between the looks
-    still: bool  # its main thread did not run between the looks
-    wrote: bool  # it wrote between the looks, or sent; of a worker: a batch
+    process: Process  # as of the second observation
+    core: float  # cores used between the observations
+    still: bool  # its main thread did not run between the observations
+    wrote: bool  # it wrote or sent between the observations; a worker: a batch
     wait: Wait  # of its main thread
     stacks: Stacks = field(default_factory=lambda: Stacks({}))  # of its threads
     for_pids: list[int] = field(default_factory=list)  # the processes for which it waits
-    task: tuple[int, int] | None = None  # epoch and number, of a worker of stoker's
-    place: int | None = None  # which sample of the task it loads, counted from 0; None: not known
-    sample: str = ""  # the index that it loads, as ``repr`` shows it; "": not known
-    files: list[str] = field(default_factory=list)  # that it has open and its loop has not, or is about to open
+    task: tuple[int, int] | None = None  # epoch and number; only for stoker's workers
+    place: int | None = None  # which sample of the task it loads, counted from 0; None if unknown
+    sample: str = ""  # the index that it loads, as ``repr`` shows it; "" if unknown
+    files: list[str] = field(default_factory=list)  # files that it has open (its loop does not) or is about to open
 
     @property
     def pid(self) -> int:
@@ -48,25 +48,25 @@ class Member:
 
     @property
     def frames(self) -> list[Frame]:
-        """Of the main thread, innermost first."""
+        """The main thread's stack, innermost frame first."""
         return self.stacks.threads.get(self.pid, [])
 
     @property
     def busy(self) -> bool:
-        """Whether it computed between the looks."""
+        """Whether it computed between the observations."""
         return self.core >= MOVED
 
     @property
     def loads(self) -> bool:
-        """Whether it is known to be at a sample."""
+        """Whether it is known to be loading a sample."""
         return self.task is not None or any(stacks.inside(self.frames, part) for part in FETCHES)
 
 
 @dataclass
 class Job:
-    """A loop with its workers, or a process alone."""
+    """A loop with its workers, or a single worker whose loop has ended."""
 
-    loop: Member | None  # the process that trains; None: it has ended, and a worker is left
+    loop: Member | None  # the process that trains; None if it has ended and left a worker
     workers: list[Member]  # its workers
     others: list[Member]  # helpers and other children
     called: str = "the loop"  # the loop, as sentences name it
@@ -77,18 +77,21 @@ class Job:
 
     @property
     def waited_for(self) -> list[Member]:
-        """The workers for whose batch the loop waits; empty if it waits for something else."""
+        """The workers from which the loop waits for a batch; empty if it waits for something else."""
         return [w for w in self.workers if self.loop is not None and w.pid in self.loop.for_pids]
 
     def is_idle(self, worker: Member) -> bool:
-        """Whether a worker waits for a task of its loop."""
+        """Whether a worker waits for a task from its loop."""
         above = {m.pid for m in (self.loop, *self.others) if m is not None}
         return worker.wait.kind == "pipe" and not worker.loads and bool(above & set(worker.for_pids))
 
 
 def look(pid: int) -> list[Job]:
-    """Looks at a job twice, and reads its stacks: one ``Job`` for each process that trains. Raises StokerError: as
-    ``tree.find``."""
+    """Observes a job twice and reads its stacks. Returns one ``Job`` for each process that trains.
+
+    Raises:
+        StokerError: as in ``tree.find``.
+    """
     first = {p: found for p in tree.find(pid) if (found := proc.look(p)) is not None}
     began = time.monotonic()
     time.sleep(LOOK_S)
@@ -117,7 +120,7 @@ def _member(
         wrote = now.written is not None and before.written is not None and now.written > before.written
     wait = waits.wait_of(now, now.main)
     if wait.kind == "storage" and (before is None or before.main.state != "D"):
-        wait = waits.STATES["R"]  # it reads, and gets on
+        wait = waits.STATES["R"]  # it reads and makes progress
     member = Member(role, who, now, core, still, wrote, wait)
     if role == "worker":
         _read_arena(member)
@@ -126,14 +129,14 @@ def _member(
 
 
 def _read_arena(member: Member) -> None:
-    """What a worker of stoker's says of itself in its arena. It has that open twice, and those of the other workers
-    once at most: a fork copies them. The memory of the task queue is never ready."""
+    """Reads what a stoker worker reports in its arena. The worker has its own arena open twice, and those of other
+    workers at most once, inherited through fork. The task queue's memory never reads as ready."""
     found = collections.defaultdict(list)
     for number, d in (member.process.descriptors or {}).items():
         if d.target.startswith("/memfd:stoker "):
             with contextlib.suppress(OSError):
                 path = f"/proc/{member.pid}/fd/{number}"
-                found[os.stat(path).st_ino].append(path)  # of a file in memory, which always answers
+                found[os.stat(path).st_ino].append(path)  # a file in memory, on which stat never blocks
     for paths in sorted(found.values(), key=len, reverse=True):
         with contextlib.suppress(OSError):
             said = arena.progress(paths[0])
@@ -145,7 +148,7 @@ def _read_arena(member: Member) -> None:
 
 
 def _files(worker: Process, wait: Wait, loop: Process | None) -> list[str]:
-    """The files of the sample: what a worker has open and its loop has not."""
+    """Returns the sample's files: those that a worker has open and its loop has not, and the one it waits for."""
     theirs = {(n, d.target) for n, d in ((loop.descriptors if loop else None) or {}).items()}
     opened = [d.target for n, d in (worker.descriptors or {}).items() if (n, d.target) not in theirs]
     about = [wait.path] if wait.path.startswith("/") else []
@@ -153,7 +156,7 @@ def _files(worker: Process, wait: Wait, loop: Process | None) -> list[str]:
 
 
 def _read_stacks(members: list[Member]) -> None:
-    asked = [m for m in members if m.process.main.state not in "TtDZX"]  # these would not answer
+    asked = [m for m in members if m.process.main.state not in "TtDZX"]  # processes in these states would not answer
     with ThreadPoolExecutor(READERS) as pool:
         for m, found in zip(asked, pool.map(lambda m: stacks.of_process(m.pid), asked), strict=True):
             m.stacks = found
@@ -161,8 +164,8 @@ def _read_stacks(members: list[Member]) -> None:
 
 
 def _waits_for(member: Member, members: dict[int, Member]) -> list[int]:
-    """The processes that hold the other end of the pipes for which a process waits, or for whose end it waits. If its
-    main thread waits for another of its threads, those for which that one waits."""
+    """Returns the processes for which ``member`` waits: a child that should end, or the holders of the other end of its
+    pipes. If the main thread waits for a lock, the pipes for which its other threads wait count too."""
     wait = member.wait
     if wait.pid is not None:
         return [wait.pid]
@@ -180,10 +183,11 @@ def _waits_for(member: Member, members: dict[int, Member]) -> list[int]:
 
 
 def _stuck_senders(loop: Member, members: dict[int, Member]) -> list[int]:
-    """The workers that may owe a loop the memory of a batch. With torch's loader a thread of the worker hands over the
-    descriptor of each tensor, by a Unix socket. It cannot while its process is stopped, or while the main thread waits
-    without releasing the GIL. Which process holds the other end is not in ``/proc``: named are those workers that
-    serve such sockets and do not move."""
+    """Returns the workers that may owe a loop the memory of a batch.
+
+    With torch's loader, a thread of the worker sends the descriptor of each tensor over a Unix socket. It cannot while
+    its process is stopped, or while the main thread waits holding the GIL. ``/proc`` does not say which process holds
+    the other end, so this returns the workers that serve such sockets and did not run."""
     if loop.role != "loop" or loop.wait.kind != "socket":
         return []
     serves = proc.unix_sockets(loop.pid)

@@ -1,6 +1,6 @@
-"""What ``/proc`` says of a process: its threads, the system calls they are in, its descriptors, its memory (proc(5)).
+"""What ``/proc`` says about a process: its threads and their system calls, its descriptors, its memory (proc(5)).
 
-No file that the process has open is touched: a file system that does not answer would stop this process, too.
+Never touches a file that the process has open: a file system that does not answer would block this process as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ACCEPTS = 1 << 16  # a flag of a socket in /proc/net/unix: __SO_ACCEPTCON of lin
 class SystemCall(NamedTuple):
     """The system call in which a thread waits."""
 
-    number: int  # of the call, by architecture
+    number: int  # of the call; depends on the architecture
     args: tuple[int, ...]  # its six arguments
     stack: int  # the thread's stack pointer
     code: int  # the address of the instruction that made the call
@@ -30,17 +30,17 @@ class SystemCall(NamedTuple):
 class Thread:
     """A thread at one moment."""
 
-    id: int  # of the thread; the main thread has its process'
-    # R runs, S sleeps, D sleeps and cannot be interrupted, T is stopped, t is held by a debugger, Z has ended
+    id: int  # of the thread; the main thread's equals the process ID
+    # R runs, S sleeps, D sleeps uninterruptibly, T is stopped, t is held by a debugger, Z has ended
     state: str
-    cpu_ns: int  # processor time used
-    switches: int  # how often it has given up a core
-    call: SystemCall | None  # None: it is in none, or that may not be read
-    where: str  # the kernel's function in which it sleeps; "": not known
+    cpu_ns: int  # CPU time used
+    switches: int  # context switches, voluntary and involuntary
+    call: SystemCall | None  # None if it is in no system call, or if that may not be read
+    where: str  # the kernel function in which it sleeps; "" if unknown
 
 
 class Descriptor(NamedTuple):
-    """An open file: its path, ``pipe:[7]`` or ``socket:[8]``, the ways it is open, and where in it the process is."""
+    """An open file: its path, ``pipe:[7]`` or ``socket:[8]``; whether it is open to read and to write; its offset."""
 
     target: str
     reads: bool
@@ -49,14 +49,14 @@ class Descriptor(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Which process it is."""
+    """Identifies a process."""
 
     pid: int
     parent: int
     name: str  # of its main thread
-    command: tuple[str, ...]  # its command line; empty once it has ended, and for an instant in execve(2)
-    state: str  # as of a thread
-    python: bool  # whether the program is a Python interpreter, or has one in it
+    command: tuple[str, ...]  # its command line; empty once it has ended, and briefly during execve(2)
+    state: str  # see ``Thread.state``
+    python: bool  # whether the program is a Python interpreter or embeds one
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Process:
 
     pid: int
     threads: tuple[Thread, ...]
-    descriptors: dict[int, Descriptor] | None  # by number; None: they may not be read
-    written: int | None  # system calls that wrote; None: they may not be read
+    descriptors: dict[int, Descriptor] | None  # by number; None if they may not be read
+    written: int | None  # number of write system calls so far; None if it may not be read
     calls_seen: bool  # whether system calls may be read
-    idle_s: float | None  # seconds since its main thread last ran; None: not known
+    idle_s: float | None  # seconds since its main thread last ran; None if unknown
 
     @property
     def main(self) -> Thread:
@@ -76,7 +76,7 @@ class Process:
 
 
 def identify(pid: int) -> Identity | None:
-    """Which process it is; None where it is gone."""
+    """Identifies a process; returns None if it is gone."""
     root, stat = Path(f"/proc/{pid}"), _stat(pid)
     if stat is None:
         return None
@@ -86,7 +86,7 @@ def identify(pid: int) -> Identity | None:
 
 
 def look(pid: int) -> Process | None:
-    """A process as it is now; None where it is gone."""
+    """Reads a process's current state; returns None if it is gone."""
     root = Path(f"/proc/{pid}")
     threads = [t for tid in _numbers(root / "task") if (t := _thread(root / "task" / str(tid), tid)) is not None]
     main = [t for t in threads if t.id == pid]
@@ -104,25 +104,25 @@ def look(pid: int) -> Process | None:
 
 
 def parents() -> dict[int, int]:
-    """The parent of each process that there is."""
+    """Returns the parent of each existing process."""
     return {pid: int(stat[1]) for pid in _numbers(Path("/proc")) if (stat := _stat(pid)) is not None}
 
 
 def owner(pid: int) -> int | None:
-    """The user id that a process runs as; None where it is gone."""
+    """Returns the effective user ID of a process; None if it is gone."""
     found = re.search(r"^Uid:\s+\d+\s+(\d+)", _read(Path(f"/proc/{pid}/status")), re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def _is_python(pid: int, command: tuple[str, ...]) -> bool:
-    program = command[0] if command else ""  # where the program itself may not be read
+    program = command[0] if command else ""  # used if ``exe`` may not be read
     with contextlib.suppress(OSError):
         program = os.readlink(f"/proc/{pid}/exe")
     return "python" in os.path.basename(program) or any("libpython" in path for *_, path in code(pid))
 
 
 def handles(pid: int, signal: int) -> bool:
-    """Whether a process has a handler for a signal, and does not block it."""
+    """Returns whether a process handles a signal and does not block it."""
     status = _read(Path(f"/proc/{pid}/status"))
     masks = {key: int(value, 16) for key, value in re.findall(r"^Sig(Cgt|Blk):\s+(\w+)", status, re.MULTILINE)}
     bit = 1 << signal - 1
@@ -130,15 +130,15 @@ def handles(pid: int, signal: int) -> bool:
 
 
 def memory(pid: int, address: int, length: int) -> bytes:
-    """Up to ``length`` bytes of a process' memory; fewer, or none, where it may not be read."""
+    """Reads up to ``length`` bytes of a process's memory; returns fewer, or none, if it cannot be read."""
     with contextlib.suppress(OSError, OverflowError), open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
         return os.pread(file.fileno(), length, address)
     return b""
 
 
 def string(pid: int, address: int) -> str:
-    """The path at an address; "" where it may not be read."""
-    page_end = 4096 - address % 4096  # the next page may not exist
+    """Reads the path at an address; returns "" if it cannot be read."""
+    page_end = 4096 - address % 4096  # read up to the page's end first: the next page may not be mapped
     found = memory(pid, address, page_end) or b"\0"
     if b"\0" not in found:
         found += memory(pid, address + page_end, 4096)
@@ -146,13 +146,13 @@ def string(pid: int, address: int) -> str:
 
 
 def code(pid: int) -> list[tuple[int, int, str]]:
-    """The executable mappings of files: first address, end, path."""
+    """Returns the executable file mappings: first address, end, path."""
     lines = re.findall(r"^(\w+)-(\w+) ..x\S* \S+ \S+ \d+ +(/.*)$", _read(Path(f"/proc/{pid}/maps")), re.MULTILINE)
     return [(int(first, 16), int(end, 16), path) for first, end, path in lines]
 
 
 def file_system(pid: int, path: str) -> str:
-    """The type of the file system that a path is on, as ``nfs4``; "" where it is not known."""
+    """Returns the type of the file system that holds a path, such as ``nfs4``; "" if unknown."""
     best = ("", "")
     for line in _read(Path(f"/proc/{pid}/mountinfo")).splitlines():
         left, _, right = line.partition(" - ")
@@ -164,7 +164,7 @@ def file_system(pid: int, path: str) -> str:
 
 
 def peer(pid: int, target: str) -> str:
-    """The address and port at the other end of a TCP connection ``socket:[8]``; "" for other sockets."""
+    """Returns the address and port of the peer of a TCP connection ``socket:[8]``; "" for other sockets."""
     number = target[len("socket:[") : -1]
     for name in ("tcp", "tcp6"):
         for line in _read(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]:
@@ -175,13 +175,13 @@ def peer(pid: int, target: str) -> str:
 
 
 def unix_sockets(pid: int) -> dict[str, bool]:
-    """The Unix sockets of a process' network, ``socket:[8]``, and whether each waits for connections."""
+    """Returns the Unix sockets of a process's network namespace (``socket:[8]``), and whether each one listens."""
     lines = [line.split() for line in _read(Path(f"/proc/{pid}/net/unix")).splitlines()[1:]]
     return {f"socket:[{fields[6]}]": bool(int(fields[3], 16) & ACCEPTS) for fields in lines}
 
 
 def lock_holder(pid: int) -> int | None:
-    """The process that holds the lock on a file for which this one waits (/proc/locks); None: not known."""
+    """Returns the process that holds the file lock for which ``pid`` waits (/proc/locks); None if unknown."""
     holders: dict[str, int] = {}
     for line in _read(Path("/proc/locks")).splitlines():
         fields = line.split()
@@ -193,7 +193,7 @@ def lock_holder(pid: int) -> int | None:
 
 
 def users(target: str) -> dict[int, list[Descriptor]]:
-    """The processes that have a file open, of those whose descriptors may be read."""
+    """Returns the processes that have a file open, among those whose descriptors may be read."""
     out: dict[int, list[Descriptor]] = {}
     for pid in _numbers(Path("/proc")):
         found = list((_descriptors(Path(f"/proc/{pid}"), target) or {}).values())
@@ -203,7 +203,7 @@ def users(target: str) -> dict[int, list[Descriptor]]:
 
 
 def shm_free(pid: int) -> tuple[int, int] | None:
-    """Bytes free in a process' ``/dev/shm``, and its size; None where there is none."""
+    """Returns the free bytes and the size of a process's ``/dev/shm``; None if it cannot be read."""
     try:
         stat = os.statvfs(Path("/proc", str(pid), "root", "dev", "shm"))
     except OSError:
@@ -231,7 +231,7 @@ def _stat(pid: int) -> list[str] | None:
 
 def _thread(root: Path, tid: int) -> Thread | None:
     thread = _read_thread(root, tid)
-    for _ in range(3):  # its files are read one after the other, and it may have gone on in between
+    for _ in range(3):  # the files are read one after another, and the thread may run in between
         again = _read_thread(root, tid)
         if thread is None or again is None or (thread.state, thread.switches) == (again.state, again.switches):
             break
@@ -256,7 +256,8 @@ def _read_thread(root: Path, tid: int) -> Thread | None:
 
 
 def _idle_s(pid: int) -> float | None:
-    """Seconds since the main thread last ran. Each core has its own clock, so this thread goes there to read it."""
+    """Returns the seconds since the main thread last ran. Each core has its own scheduler clock, so this thread moves
+    to that core to read it."""
     stat, last_ms = _stat(pid), _last_run_ms(Path(f"/proc/{pid}/task/{pid}"))
     if stat is None or last_ms is None:
         return None
@@ -264,7 +265,7 @@ def _idle_s(pid: int) -> float | None:
     try:
         os.sched_setaffinity(0, {int(stat[36])})
         now_ms = _last_run_ms(Path("/proc/thread-self"))
-    except OSError:  # a core that this process may not use
+    except OSError:  # this process may not use that core
         return None
     finally:
         os.sched_setaffinity(0, cores)
@@ -272,13 +273,13 @@ def _idle_s(pid: int) -> float | None:
 
 
 def _last_run_ms(root: Path) -> float | None:
-    """When a thread last ran, by the scheduler's clock; None on kernels that do not show it."""
+    """Returns when a thread last ran, in ms on the scheduler's clock; None if the kernel does not show it."""
     found = re.search(r"^se\.exec_start\s*:\s*([\d.]+)", _read(root / "sched"), re.MULTILINE)
     return float(found[1]) if found else None
 
 
 def _descriptors(root: Path, only: str = "") -> dict[int, Descriptor] | None:
-    """The open files, or those that are open on one target; None where they may not be read."""
+    """Returns the open files, or only those whose target is ``only``; None if they may not be read."""
     try:
         numbers = sorted(map(int, os.listdir(root / "fd")))
     except OSError:
@@ -296,7 +297,7 @@ def _descriptors(root: Path, only: str = "") -> dict[int, Descriptor] | None:
 
 
 def _address(text: str) -> str:
-    """The address and port of ``0100007F:1F90``: words in the machine's order."""
+    """Parses an address and port such as ``0100007F:1F90``, whose words are in host byte order."""
     host, port = text.split(":")
     words = struct.pack(f"={len(host) // 8}I", *(int(host[i : i + 8], 16) for i in range(0, len(host), 8)))
     family = socket.AF_INET if len(words) == 4 else socket.AF_INET6
@@ -304,6 +305,6 @@ def _address(text: str) -> str:
 
 
 def ptrace_scope() -> int | None:
-    """Who may look into a process of the same user: 0 all, 1 its parents (yama); None: the kernel has no such rule."""
+    """Returns Yama's rule for tracing a process of the same user: 0 all may, 1 its ancestors; None without Yama."""
     found = _read(Path("/proc/sys/kernel/yama/ptrace_scope")).strip()
     return int(found) if found.isdigit() else None

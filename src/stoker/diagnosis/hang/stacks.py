@@ -1,7 +1,7 @@
-"""Where in Python the threads of a process are: py-spy reads it from outside, or the process writes it when asked.
+"""The Python stacks of a process's threads: py-spy reads them from outside, or the process writes its own on request.
 
-A process can be asked if ``stoker run`` started it, or if it is a worker of stoker's (``workers.hangs``). py-spy comes
-first: it sends no signal, and it reads without a pause of the process.
+A process accepts requests if ``stoker run`` started it, or if it is one of stoker's workers (``workers.hangs``). py-spy
+is tried first, because it sends no signal and does not pause the process.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ...core.types import JsonObject
 from ...workers import hangs
 from . import proc
 
-PY_SPY_S = 20.0  # it reads the symbols of a large interpreter in one
-TRIES = 3  # a process that runs may change while it is read
+PY_SPY_S = 20.0  # timeout; reading the symbols of a large interpreter takes about a second
+TRIES = 3  # a running process may change while py-spy reads it
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<|\.zip/")
 
-_asking = threading.Lock()  # a loop and the workers that it has forked write to one file
+_asking = threading.Lock()  # a loop and its forked workers write to the same file
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A call."""
+    """A call on a stack."""
 
     function: str
     file: str
     line: int
-    # its local variables, as ``repr`` shows them; empty where the process wrote the stack itself
+    # local variables, as ``repr`` shows them; empty if the process wrote the stack itself
     variables: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def users(self) -> bool:
-        """Whether the code is neither stoker's nor of an installed package."""
+        """Whether the code is the user's: neither stoker's nor from an installed package."""
         return not LIBRARY.search(self.file) and not self.file.startswith(packages.OWN)
 
     def __str__(self) -> str:
@@ -54,22 +54,22 @@ class Stacks:
 
     threads: dict[int, list[Frame]]  # by thread id, innermost call first
     source: str = ""  # "py-spy", "process" or ""
-    refused: str = ""  # why there are none; "": nothing was tried
+    refused: str = ""  # why there are none; "" if there are some, or if py-spy was not tried
 
 
 def py_spy() -> str | None:
-    """The path of py-spy, on PATH or beside this interpreter."""
+    """Returns the path of py-spy, from PATH or beside this interpreter; None if it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
 
 
 def of_process(pid: int) -> Stacks:
-    """The stacks of a process, by whatever gives them."""
+    """Returns the stacks of a process, from py-spy or else from the process itself."""
     program = py_spy()
     by_py_spy = _by_py_spy(program, pid) if program else Stacks({})
     if by_py_spy.threads:
         return by_py_spy
-    with _asking, contextlib.suppress(OSError):  # it is gone, or may not be signalled
+    with _asking, contextlib.suppress(OSError):  # the process is gone, or may not be signalled
         if proc.handles(pid, hangs.DUMP_SIGNAL):
             written = _frames(hangs.current_thread(hangs.dump(pid, hangs.files(pid))))
             if written:
@@ -103,7 +103,7 @@ def _frames(text: str) -> list[Frame]:
 
 
 def sample(frames: list[Frame]) -> str:
-    """The index that the outermost dataset is asked for; "" where the variables are not known."""
+    """Returns the index that the outermost dataset was asked for; "" if unknown."""
     for frame in reversed(frames):
         if frame.function.rpartition(".")[2] in ("__getitem__", "__getitems__") and frame.users:
             return next((value for name, value in frame.variables.items() if name != "self"), "")
@@ -111,11 +111,11 @@ def sample(frames: list[Frame]) -> str:
 
 
 def place(frames: list[Frame]) -> str:
-    """The user's line that is innermost, or else the innermost one; "" where there is none."""
+    """Returns the user's innermost line, or else the innermost line; "" for an empty stack."""
     found = next((f for f in frames if f.users), frames[0] if frames else None)
     return str(found) if found else ""
 
 
 def inside(frames: list[Frame], part: str) -> bool:
-    """Whether one of the files has a name that ends so."""
+    """Returns whether the name of one of the frames' files ends with ``part``."""
     return any(f.file.endswith(part) for f in frames)

@@ -1,4 +1,4 @@
-"""A job and its cause as text, and as JSON."""
+"""Renders a job and its cause as text and as JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .stacks import Frame
 from .waits import wait_of
 
 SCHEMA = 1
-FRAMES = 6  # of a stack that the text shows
+FRAMES = 6  # most frames of a stack in the text
 FILES = 3
 TASK_LOOPS = ("utils/data/_utils/worker.py", "stoker/workers/process_main.py")
 
 
 def render(jobs: Sequence[Job], cause: Cause, stream: TextIO) -> str:
-    """The text, no wider than the stream: the cause, then each process, then what could not be seen."""
+    """Renders the cause, then each process, then what could not be seen, no wider than the stream."""
     colour, columns = terminal.colour_wanted(stream), terminal.width(stream)
     name = {True: "red", False: "green", None: "yellow"}[cause.hangs]
     out = [style(line, f"bold {name}", colour) for line in textwrap.wrap(printable(cause.sentence), columns)]
@@ -85,7 +85,7 @@ def _command(m: Member) -> str:
 
 
 def shortened(frames: Sequence[Frame]) -> list[Frame]:
-    """The innermost call, and the user's own lines; of a worker, those inside its loop over tasks."""
+    """Keeps the innermost call and the user's own lines; for a worker, only those inside its loop over tasks."""
     kept: list[Frame] = []
     for i, frame in enumerate(frames):
         if kept and frame.file.endswith(TASK_LOOPS):
@@ -96,7 +96,7 @@ def shortened(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def how_far(jobs: Sequence[Job]) -> list[str]:
-    """What could not be seen, and what would show it; one sentence each."""
+    """Returns notes on what could not be seen, and on what would show it."""
     members = [m for job in jobs for m in job.members if m.role in ("loop", "worker") and m.wait.kind != "ended"]
     notes = []
     missing = [m for m in members if not m.frames and m.process.main.state not in "TtDZX"]
@@ -113,7 +113,7 @@ def how_far(jobs: Sequence[Job]) -> list[str]:
 
 
 def allowed_by() -> str:
-    """What would let this process look into another one: ptrace(2), "Ptrace access mode checking"."""
+    """Returns what would let this process inspect another one (ptrace(2), "Ptrace access mode checking")."""
     scope = proc.ptrace_scope()
     ways = ["run it as root"] if os.geteuid() else []
     ways += ["set kernel.yama.ptrace_scope to 0"] if scope == 1 else []
@@ -122,7 +122,7 @@ def allowed_by() -> str:
 
 
 def as_dict(pid: int, jobs: Sequence[Job], cause: Cause) -> JsonObject:
-    """The same and more, for JSON (docs/why.md)."""
+    """Returns the same and more, for JSON (docs/why.md)."""
     return {
         "schema": SCHEMA,
         "pid": pid,

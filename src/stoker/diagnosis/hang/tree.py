@@ -1,4 +1,4 @@
-"""Which processes belong to a job, and what each is there for."""
+"""Finds which processes belong to a job, and the role of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...core.errors import StokerError
 from . import proc
 from .proc import Identity
 
-WORKER_NAMES = ("pt_data_worker", "stoker_worker")  # of their main threads; torch names them since 2.6
+WORKER_NAMES = ("pt_data_worker", "stoker_worker")  # names of workers' main threads; torch sets its own since 2.6
 HELPERS = re.compile(r"multiprocessing\.(resource_tracker|semaphore_tracker|forkserver)|fork_server_main")
 SPAWNED = re.compile(r"multiprocessing\.spawn|--multiprocessing-fork")
 
@@ -17,9 +17,13 @@ Tree = dict[int, Identity]
 
 
 def find(pid: int) -> Tree:
-    """The processes of the job that a process belongs to: all those under it or, if it is a worker, under its loop.
-    Parents stand before their children. Raises StokerError: it is gone, another user's, or neither Python nor the
-    parent of a Python process."""
+    """Finds the processes of a job: ``pid`` and its descendants or, if it is a worker, its loop and the loop's.
+
+    Parents come before their children.
+
+    Raises:
+        StokerError: the process is gone, belongs to another user, or neither is nor has started a Python process.
+    """
     table = proc.parents()
     owner = proc.owner(pid)
     if pid not in table or owner is None:
@@ -42,7 +46,7 @@ def find(pid: int) -> Tree:
         named = tree.get(pid)
         if named is None or named.state in ("Z", "X"):
             raise StokerError(f"process {pid} has ended")
-        what = os.path.basename(named.command[0]) if named.command else named.name  # without one in mid-exec
+        what = os.path.basename(named.command[0]) if named.command else named.name  # empty during execve(2)
         raise StokerError(f"process {pid} is not Python ({what}), and has started no Python")
     return tree
 
@@ -52,7 +56,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _belongs_to_loop(pid: int, table: dict[int, int]) -> bool:
-    """Whether a process is a worker or a helper of its parent, which must be Python."""
+    """Returns whether a process is a worker or helper of its parent, which must be Python."""
     me, parent = proc.identify(pid), proc.identify(table.get(pid, 0))
     if me is None or parent is None or not parent.python:
         return False
@@ -65,7 +69,7 @@ def _is_helper(me: Identity) -> bool:
 
 
 def roles(tree: Tree) -> dict[int, str]:
-    """Of each process: loop, worker, helper, launcher (it has started loops, and has no workers), or other."""
+    """Returns each process's role: loop, worker, helper, launcher (has started loops, has no workers), or other."""
     out: dict[int, str] = {}
     with_workers = {x.parent for x in tree.values() if x.name in WORKER_NAMES}
     for pid, me in tree.items():
@@ -75,7 +79,7 @@ def roles(tree: Tree) -> dict[int, str]:
         if _is_helper(me):
             out[pid] = "helper"
         elif out.get(me.parent) == "worker":
-            out[pid] = "other"  # what a sample has started
+            out[pid] = "other"  # started by the code of a sample
         elif me.name in WORKER_NAMES or ((copied or spawned) and pid not in with_workers):
             out[pid] = "worker"
         else:
@@ -89,7 +93,7 @@ def roles(tree: Tree) -> dict[int, str]:
 
 
 def loop_of(pid: int, tree: Tree, role: dict[int, str]) -> int | None:
-    """The nearest loop above a process; None: it has ended."""
+    """Returns the nearest loop among a process's ancestors; None if it has ended."""
     above = tree[pid].parent
     while above in tree and role[above] != "loop":
         above = tree[above].parent

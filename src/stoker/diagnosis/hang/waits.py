@@ -1,6 +1,6 @@
-"""What one thread waits for: its system call and that call's arguments, in words and as data.
+"""What one thread waits for, in words and as data, from its system call and the call's arguments.
 
-Where system calls may not be read, the kernel's function in which it sleeps says a part of it.
+If system calls may not be read, the kernel function in which the thread sleeps tells part of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from . import proc
 from .proc import Process, SystemCall, Thread
 
-CALLS = {  # numbers of system calls, asm/unistd_64.h and asm-generic/unistd.h
+CALLS = {  # system call numbers, from asm/unistd_64.h and asm-generic/unistd.h
     "x86_64": {
         "read": (0, 17, 19, 295),
         "write": (1, 20, 18),
@@ -55,17 +55,17 @@ CALLS = {  # numbers of system calls, asm/unistd_64.h and asm-generic/unistd.h
         "futex": (98,),
     },
 }
-# The kernel's functions, for calls that may not be read or were resumed after a signal (restart_syscall(2)).
+# Parts of kernel function names, for calls that may not be read or were resumed after a signal (restart_syscall(2)).
 SLEEPS_IN = {"futex": "futex", "poll": "poll", "nanosleep": "clock_nanosleep", "pipe": "read", "do_wait": "wait4"}
-# Calls that may wait for a file system, and where those wait that have a server; not all in state D.
+# Calls that may wait for a file system, and kernel functions that wait for a file server, not always in state D.
 ON_FILES = ("open", "openat", "read", "write", "file")
 SERVERS = re.compile(r"fuse|request_wait_answer|nfs|rpc_wait|ceph|cifs|smb")
 POOLS = re.compile(r"lib(gomp|iomp5|omp|openblas\w*|mkl\w*|tbb|opencv\w*|grpc\w*)\b|cv2\b")
 INTERPRETER = re.compile(r"/(libpython|python)[\d.]*[^/]*$")
 FUTEX_PRIVATE, FUTEX_REALTIME = 128, 256  # linux/futex.h
-FUTEX_WAITS = {0: False, 9: True}  # FUTEX_WAIT and FUTEX_WAIT_BITSET: whether the time limit is a moment
-CONTENDED = 2  # the value of a pthread mutex for which somebody waits
-STACK_BYTES = 1024  # of a thread's stack in which callers are looked for
+FUTEX_WAITS = {0: False, 9: True}  # FUTEX_WAIT and FUTEX_WAIT_BITSET: whether the timeout is an absolute time
+CONTENDED = 2  # the value of a pthread mutex that has waiters
+STACK_BYTES = 1024  # bytes of a thread's stack that are searched for callers
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class Wait:
     # runs, ended, stopped, debugged, lock, sleep, pipe, fifo, terminal, socket, file, storage, file lock, child,
     # events, connection, or other
     kind: str
-    text: str  # that in words, as they follow a process: "waits for a lock"
-    forever: bool = False  # nothing but another thread or process ends it
-    left_s: float | None = None  # seconds until it ends by itself; None: not known, or it does not
-    reads: tuple[str, ...] = ()  # targets of which it wants to read
+    text: str  # the wait in words that follow a process's name: "waits for a lock"
+    forever: bool = False  # only another thread or process can end it
+    left_s: float | None = None  # seconds until it ends by itself; None: unknown, or it does not
+    reads: tuple[str, ...] = ()  # targets from which it wants to read
     writes: tuple[str, ...] = ()  # targets to which it wants to write
     path: str = ""  # of the file
-    private: bool = False  # of a lock: no other process can release it
-    holder: int | None = None  # of a lock: the id of the thread that has it, if the lock says so
-    library: str = ""  # of a lock: the library with threads of its own that waits
-    pid: int | None = None  # of the process for which it waits
+    private: bool = False  # for a lock: no other process can release it
+    holder: int | None = None  # for a lock: the ID of the thread that holds it, if the lock says so
+    library: str = ""  # for a lock: the library that waits, for threads of its own
+    pid: int | None = None  # the process it waits for
 
 
 STATES = {
@@ -126,7 +126,7 @@ def wait_of(process: Process, thread: Thread) -> Wait:
 
 
 def _storage(process: Process, thread: Thread, name: str) -> Wait | None:
-    faults = thread.state == "D" and thread.call is None and not name  # it reads a page of a mapped file
+    faults = thread.state == "D" and thread.call is None and not name  # a page fault reads from a mapped file
     if not faults and (name not in ON_FILES or not (thread.state == "D" or SERVERS.search(thread.where))):
         return None
     path = _path(process, name, thread.call)
@@ -134,8 +134,9 @@ def _storage(process: Process, thread: Thread, name: str) -> Wait | None:
 
 
 def deadlocked(process: Process) -> bool:
-    """Whether every thread of a process waits for another one of the same process, without a time limit. A thread that
-    waits for connections serves other processes: torch's workers have one, for their shared memory."""
+    """Returns whether every thread of a process waits, without a timeout, for a lock that only this process can
+    release. Ignores threads that wait for connections, because they serve other processes: torch's workers have one
+    for their shared memory."""
     main, *others = [wait_of(process, t) for t in process.threads]
     released = [w for w in others if w.kind != "connection"]
     return all(w.kind == "lock" and w.private and w.forever for w in (main, *released))
@@ -180,8 +181,8 @@ def _lock(pid: int, call: SystemCall | None) -> Wait:
 
 
 def _library(pid: int, call: SystemCall) -> str:
-    """The library with threads of its own that made the call, or called what made it; "" where it was Python.
-    Words on the stack that are addresses of code are taken for callers."""
+    """Returns the library with its own threads that made the call, or that called its maker; "" if Python comes first.
+    Treats every word on the stack that is an address of code as a caller."""
     mappings = proc.code(pid)
     words = proc.memory(pid, call.stack, STACK_BYTES)
     addresses = struct.unpack(f"{len(words) // 8}Q", words[: len(words) // 8 * 8])
@@ -200,7 +201,7 @@ def _sleep(left_s: float | None) -> Wait:
 
 def _time_left(pid: int, name: str, call: SystemCall) -> float | None:
     if name == "sleep":
-        return _timespec(pid, call.args[0])  # as it was at the beginning
+        return _timespec(pid, call.args[0])  # the duration requested: time already slept is not subtracted
     clock, flags, address = call.args[:3]
     left_s = _timespec(pid, address)
     if left_s is None or not flags & 1:  # TIMER_ABSTIME
@@ -217,7 +218,7 @@ def _timespec(pid: int, address: int) -> float | None:
 
 
 def _poll(process: Process, name: str, call: SystemCall) -> Wait:
-    """poll(2), ppoll(2), select(2) and pselect(2); a select without descriptors is a sleep."""
+    """Handles poll(2), ppoll(2), select(2) and pselect(2); a select without descriptors is a sleep."""
     wanted: list[int] = []
     if name == "poll":
         count = min(call.args[1], 4096)
@@ -265,7 +266,7 @@ def _on_file(process: Process, thread: Thread, name: str, call: SystemCall) -> W
 
 
 def _path(process: Process, name: str, call: SystemCall | None) -> str:
-    """What a call is about: the path that it names, or the target of the descriptor that it is given."""
+    """Returns the path that a call names, or the target of the descriptor it is given; "" for other calls."""
     if call is None or name not in ("open", "openat", "read", "write", "receive", "send", "flock", "file"):
         return ""
     if name in ("open", "openat"):
