@@ -1,4 +1,4 @@
-"""What other programs are told while a training runs: loggers, Prometheus, notebooks.
+"""Reports numbers to other programs while a training runs: loggers, Prometheus, notebooks.
 
 ::
 
@@ -7,5 +7,5 @@
     stoker run: snapshots     -> numbers -> prometheus: gauges of each rank
     IPython                   -> notebook: %%stoker, %stoker_apply
 
-Each module imports what it is named after, and nothing else imports that.
+Each module imports the package it is named after, and no other module imports that package.
 """

@@ -1,4 +1,4 @@
-"""``StokerMonitor``: a callback of Lightning that sends the ``data/*`` numbers to the Trainer's loggers."""
+"""``StokerMonitor``: a Lightning callback that sends the ``data/*`` numbers to the Trainer's loggers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
     try:
-        # Both packages have one, and each Trainer wants its own.
+        # Both packages define ``Callback``, and each package's Trainer accepts only its own.
         if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
             from pytorch_lightning import Callback
         else:
@@ -26,10 +26,10 @@ else:
 
 
 class StokerMonitor(Callback):  # type: ignore[misc]
-    """Logs how long the training loop waits for data (docs/loggers.md), at the end of each epoch too.
+    """Logs how long the training loop waits for data (docs/loggers.md), also at the end of each epoch.
 
     Args:
-        every_n_steps: optimizer steps between two logs; None: the Trainer's ``log_every_n_steps``.
+        every_n_steps: optimizer steps between two logs. None uses the Trainer's ``log_every_n_steps``.
 
     Example:
         >>> from lightning.pytorch import Trainer  # doctest: +SKIP
@@ -40,9 +40,9 @@ class StokerMonitor(Callback):  # type: ignore[misc]
         if every_n_steps is not None and every_n_steps < 1:
             raise UsageError(f"every_n_steps={every_n_steps} has to be at least 1")
         self._every = every_n_steps
-        self._monitor: DataMonitor | None = None  # made in the process that trains: the callback may be pickled
-        self._logged = 0  # the last step
-        self._broken: set[int] = set()  # loggers that failed, by their place
+        self._monitor: DataMonitor | None = None  # created in the training process, because the callback may be pickled
+        self._logged = 0  # the last step that was logged
+        self._broken: set[int] = set()  # indices of loggers that failed
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self._monitor is None:
@@ -51,7 +51,7 @@ class StokerMonitor(Callback):  # type: ignore[misc]
                 self._monitor.say("the Trainer has no logger, so data/* is logged nowhere")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._logged = trainer.global_step  # of the checkpoint
+        self._logged = trainer.global_step  # above 0 after resuming from a checkpoint
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
@@ -73,7 +73,7 @@ class StokerMonitor(Callback):  # type: ignore[misc]
             self._monitor = None
 
     def _log(self, trainer: Trainer) -> None:
-        """Called in all ranks at the same step."""
+        """Logs the numbers. Must be called in all ranks at the same step."""
         self._logged = trainer.global_step
         if self._monitor is None:
             return

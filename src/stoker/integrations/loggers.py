@@ -1,4 +1,4 @@
-"""Sends the numbers of a step to a logger, known by the methods that it has."""
+"""Sends the numbers of a step to a logger, which it recognises by the methods that it has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Writer(Protocol):
 
 
 class _Run(Protocol):
-    """A run of W&B, or the module while there is one."""
+    """A W&B run, or the module ``wandb`` while a run is active."""
 
     def log(self, data: dict[str, float | str], *, step: int | None = None, commit: bool | None = None) -> object: ...
 
@@ -33,7 +33,7 @@ class _MLflow(Protocol):
 
 
 class _Experiment(_Writer, Protocol):
-    """What a logger of Lightning writes with: a ``SummaryWriter``, or a client of MLflow."""
+    """What a Lightning logger writes to: a ``SummaryWriter`` or an MLflow client."""
 
     def set_tag(self, run_id: str, key: str, value: str) -> object: ...
 
@@ -47,7 +47,11 @@ class _LightningLogger(Protocol):
 
 
 def sender(to: object) -> Sender:
-    """What sends to this logger. Raises UsageError: it has no method that is known here."""
+    """Returns a function that sends to this logger.
+
+    Raises:
+        UsageError: it has none of the methods that are known here.
+    """
     if hasattr(to, "add_scalar"):
         return lambda values, step: _to_writer(cast(_Writer, to), values, step)
     if hasattr(to, "log_metrics") and hasattr(to, "log_hyperparams"):
@@ -63,7 +67,7 @@ def sender(to: object) -> Sender:
 
 
 def coded(values: Values) -> dict[str, float]:
-    """The verdict as its number."""
+    """Replaces the verdict by its number."""
     return {key: CODES[value] if isinstance(value, str) else value for key, value in values.items()}
 
 
@@ -79,7 +83,7 @@ def _to_writer(writer: _Writer, values: Values, step: int | None) -> None:
 
 
 def _to_wandb(run: _Run, values: Values, step: int | None) -> None:
-    # Without a step they go with what the script logs next: a call of its own would count as a step of W&B's.
+    # Without a step, the values go out with the script's next log: a separate call would advance W&B's step.
     if step is None:
         run.log(dict(values), commit=False)
     else:

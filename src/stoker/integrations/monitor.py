@@ -1,4 +1,4 @@
-"""``DataMonitor``: the ``data/*`` numbers of this process' loaders, for a training loop and for callbacks."""
+"""``DataMonitor``: the ``data/*`` numbers of this process's loaders, for training loops and callbacks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class DataMonitor:
-    """Says how long a training loop waits for data, every time it is asked, about the time since it was asked last.
+    """Measures how long a training loop waits for data. Each reading covers the time since the previous one.
 
-    It counts torch's loaders and stoker's, with and without ``stoker run``. Only iterators made after it are seen.
-    Nothing in here ends a training: what cannot be measured or sent is said once, as a ``StokerWarning``.
+    Covers torch's loaders and stoker's, with or without ``stoker run``, but only iterators created after the monitor.
+    A monitor never ends a training: if it cannot measure or send, it warns once, with a ``StokerWarning``.
 
-    In a distributed training each rank needs one, and all ranks have to ask at the same step. Rank 0 then gets the
-    numbers of all ranks.
+    In a distributed training each rank needs a monitor, and all ranks must call it at the same step. Rank 0 then gets
+    the numbers of all ranks.
 
     Args:
-        to: where ``log`` sends: a ``SummaryWriter`` of TensorBoard, a run of W&B, the module ``mlflow``, or a logger
-            of Lightning; or a function that makes one of them. If that fails, the training goes on without. None:
-            there is only ``read``.
-        timeout_s: seconds after which a rank stops to wait for the numbers of the others, once and for all.
+        to: where ``log`` sends: a TensorBoard ``SummaryWriter``, a W&B run, the module ``mlflow``, or a Lightning
+            logger. It may also be a function that creates one of them; if that raises, the training goes on without
+            logging. With None, only ``read`` is of use.
+        timeout_s: seconds after which a rank stops waiting for the numbers of the others, for good.
 
     Raises:
-        UsageError: ``to`` is nothing that is known.
+        UsageError: ``to`` is not a known logger.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -52,9 +52,9 @@ class DataMonitor:
         self._send = self._opened(to)
         self._watch = self._begin()
         self._before: dict[str, Totals] = {}
-        self._counted: object = None  # the counters that these are of
+        self._counted: object = None  # the watch's counters from which ``_before`` was read
         if self._watch is not None:
-            self._row()  # what was before does not count
+            self._row()  # earlier counts do not matter
 
     def __enter__(self) -> DataMonitor:
         return self
@@ -63,7 +63,7 @@ class DataMonitor:
         self.close()
 
     def read(self) -> dict[str, float | str]:
-        """The numbers since the last call (docs/loggers.md). Empty in ranks but the first, and where no batch came."""
+        """Returns the numbers since the last call (docs/loggers.md). Empty without batches, and in ranks above 0."""
         rows = self._gather(self._row())
         if self._gather.failure:
             self.say(f"the numbers of all ranks cannot be collected, so each has its own: {self._gather.failure}")
@@ -77,10 +77,10 @@ class DataMonitor:
         return values
 
     def log(self, step: int | None = None) -> None:
-        """Reads, and sends to ``to``. The first failure is the last: it is said, and nothing is sent any more.
+        """Reads the numbers and sends them to ``to``. If sending fails, warns and sends nothing from then on.
 
         Args:
-            step: of the training. None: the logger counts itself, or it goes with what is logged next (W&B).
+            step: the training step. With None, the logger counts steps itself; W&B adds the numbers to the next log.
         """
         values = self.read()
         if not values or self._send is None:
@@ -92,7 +92,7 @@ class DataMonitor:
             self.say(f"data/* is not logged any more: {_sentence(e)}")
 
     def close(self) -> None:
-        """Ends counting. May be called twice."""
+        """Stops counting. Calling it again does nothing."""
         if self._watch is not None:
             from ..diagnosis.watch import patch
 
@@ -100,7 +100,7 @@ class DataMonitor:
             self._watch = None
 
     def say(self, text: str) -> None:
-        """Warns, once."""
+        """Warns the user, once per text."""
         if text not in self._said:
             self._said.add(text)
             warn_user(text)
@@ -125,14 +125,14 @@ class DataMonitor:
         return patch.share()
 
     def _row(self) -> list[float]:
-        """The numbers since the last call, and the verdict's code."""
+        """Returns the numbers since the last call, followed by the verdict's code."""
         nothing = [*Numbers(), CODES["unknown"]]
         if self._watch is None:
             return nothing
         try:
             processes = snapshots([json.loads(json.dumps(self._watch.snapshot(False), default=str))])
             now = numbers.totals(processes[0].loaders)
-            before = self._before if self._watch.loaders is self._counted else {}  # a session has begun anew
+            before = self._before if self._watch.loaders is self._counted else {}  # a new session resets the counters
             self._before, self._counted = now, self._watch.loaders
             found = numbers.between(before, now)
             return nothing if found is None else [*found, CODES[numbers.verdict(processes)]]

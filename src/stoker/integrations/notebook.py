@@ -20,15 +20,15 @@ from ..diagnosis.session import Session
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-REDRAW_S = 0.5  # between two drawings of the line, which forked workers may inherit half-way
+REDRAW_S = 0.5  # seconds between redraws of the line; rarely, because forked workers may inherit a half-drawn one
 CELL_LINE = re.compile(r"[^\s()'\",]*?([\w.<>-]+):(\d+)")
 
 
 def load(shell: InteractiveShell) -> None:
 
-    @functools.wraps(watched)  # for its help
+    @functools.wraps(watched)  # so that its docstring is the magic's help
     def stoker(line: str, cell: str) -> object:
-        __tracebackhide__ = True  # of what the cell raises
+        __tracebackhide__ = True  # not in tracebacks of the cell's exceptions
         return watched(shell, line, cell)
 
     shell.register_magic_function(stoker, "cell", "stoker")
@@ -36,7 +36,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Takes them back, and what ``%stoker_apply on`` has done."""
+    """Removes the magics, and undoes ``%stoker_apply on``."""
     from ..diagnosis.watch import patch
 
     patch.apply_off()
@@ -45,8 +45,8 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def applied(line: str) -> None:
-    """``%stoker_apply on``: loaders iterated from now on get stoker's engine, cache and number of workers, as under
-    ``stoker run --apply``; ``off``: those that are iterated from then on are torch's again."""
+    """``%stoker_apply on`` gives loaders iterated from now on stoker's engine, cache and number of workers, as
+    ``stoker run --apply`` does. ``%stoker_apply off`` gives loaders iterated after it torch's again."""
     from ..diagnosis.watch import patch
 
     word = line.strip()
@@ -59,8 +59,8 @@ def applied(line: str) -> None:
 
 
 def watched(shell: InteractiveShell, line: str, cell: str) -> object:
-    """``%%stoker``: runs the cell, watches the loaders that it iterates, and shows the report. All else is as without:
-    the cell's value is the cell's, and so is its exception."""
+    """``%%stoker`` runs the cell, watches the loaders that it iterates, and shows the report. The cell's value and
+    exceptions are the same as without it."""
     __tracebackhide__ = True
     if line.strip():
         raise UsageError(f"%%stoker takes nothing, not {line.strip()!r}; the cell begins in the next line")
@@ -70,7 +70,7 @@ def watched(shell: InteractiveShell, line: str, cell: str) -> object:
 
 
 def _run(shell: InteractiveShell, cell: str) -> object:
-    """Runs the code of a cell as the shell does. Returns the value of its last line, if that is an expression."""
+    """Runs the code of a cell as the shell does. Returns the value of a last expression that has no semicolon."""
     __tracebackhide__ = True
     source = shell.transform_cell(cell)
     name = shell.compile.cache(source, len(shell.user_ns.get("In", "?")) - 1, raw_code=cell)  # In[n] is this cell
@@ -85,7 +85,7 @@ def _run(shell: InteractiveShell, cell: str) -> object:
 
 @contextlib.contextmanager
 def _shown(shell: InteractiveShell, session: Session) -> Iterator[None]:
-    """Shows how far the loops are, and the report in its place in the end."""
+    """Shows the loops' progress while the block runs, then the report in its place."""
     if getattr(shell, "kernel", None) is None:
         with Progress("the loaders", doing="watching") as progress, _every(lambda: progress(session.live())):
             yield
@@ -102,7 +102,7 @@ def _shown(shell: InteractiveShell, session: Session) -> Iterator[None]:
 
 
 def _named(shell: InteractiveShell, text: str) -> str:
-    """The text with ``In[3]:5`` for a line of a cell, which has a file that nobody knows."""
+    """Replaces lines of cells by names like ``In[3]:5``, because the cells' file names mean nothing to users."""
     numbers = getattr(shell.compile, "_filename_map", {})
     cells = {name.rsplit("/", 1)[-1]: number for name, number in numbers.items()}
 
@@ -115,15 +115,15 @@ def _named(shell: InteractiveShell, text: str) -> str:
 
 @contextlib.contextmanager
 def _every(draw: Callable[[], object]) -> Iterator[None]:
-    """Calls it again and again in a thread of its own, and not any more when the block has ended."""
+    """Calls ``draw`` every ``REDRAW_S`` in a separate thread, until the block ends."""
     ended = threading.Event()
 
     def run() -> None:
         while not ended.wait(REDRAW_S):
-            with contextlib.suppress(Exception):  # the line is of no account
+            with contextlib.suppress(Exception):  # a missing line does no harm
                 draw()
 
-    # In the cell's context: Jupyter knows by it to which cell an output belongs.
+    # Run in the cell's context, from which Jupyter tells to which cell an output belongs.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="stoker_line", daemon=True)
     thread.start()
     try:

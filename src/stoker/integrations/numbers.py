@@ -1,4 +1,4 @@
-"""The numbers that are logged while a training runs, made of what the watch counts. docs/loggers.md explains each."""
+"""The numbers logged while a training runs, computed from the watch's counters. docs/loggers.md explains each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..diagnosis.report.merge import Snapshot, merged
 PREFIX = "data/"
 VERDICT = PREFIX + "verdict"
 RANK = PREFIX + "wait_rank"
-CODES = {"unknown": -1, "healthy": 0, "input-bound": 1, "transfer-bound": 2}  # of verdicts, where no text is taken
+CODES = {"unknown": -1, "healthy": 0, "input-bound": 1, "transfer-bound": 2}  # verdicts for loggers that take no text
 VERDICTS = {code: verdict for verdict, code in CODES.items()}
 
 
 class Totals(NamedTuple):
-    """What one loader did since it was first watched; ``workers`` is what it has now."""
+    """What one loader did since it was first watched. ``workers`` is its current number of workers."""
 
     wait_s: float = 0.0
     step_s: float = 0.0
@@ -33,7 +33,7 @@ class Totals(NamedTuple):
         return self.wait_s + self.step_s
 
     def plus(self, other: Totals) -> Totals:
-        """Of the same loader in two processes of one rank."""
+        """Adds the totals of the same loader in another process of the same rank."""
         added = Totals(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
         return added._replace(workers=max(self.workers, other.workers))
 
@@ -45,7 +45,7 @@ class Totals(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What is logged, by the names without ``data/``. NaN: not seen."""
+    """The numbers that are logged; their names lack the prefix ``data/``. NaN means not seen."""
 
     wait_pct: float = math.nan
     wait_s: float = math.nan
@@ -67,7 +67,7 @@ MEANINGS = {
 
 
 def totals(loaders: Iterable[LoaderMetrics]) -> dict[str, Totals]:
-    """Of each loader by its name."""
+    """Returns the totals of each loader, by name."""
     return {
         m.name: Totals(
             m.wait_s,
@@ -83,7 +83,7 @@ def totals(loaders: Iterable[LoaderMetrics]) -> dict[str, Totals]:
 
 
 def numbers(spent: Totals, failed: int) -> Numbers:
-    """Of what a loader did in a while. ``failed``: samples since its start.
+    """Computes the numbers for a span in which a loader did ``spent``. ``failed`` counts samples since its start.
 
     Example:
         >>> numbers(Totals(wait_s=1, step_s=3, batches=10, samples=80, made_s=6, workers=2), 0)
@@ -94,14 +94,14 @@ def numbers(spent: Totals, failed: int) -> Numbers:
         return Numbers(samples_per_s=0.0, workers=spent.workers, failed_samples=failed)
     busy = math.nan
     if spent.workers and spent.made_s:
-        busy = min(100.0, 100 * spent.made_s / spent.workers / loop_s)  # batches of later steps are made ahead
+        busy = min(100.0, 100 * spent.made_s / spent.workers / loop_s)  # above 100 if prefetched batches finish here
     return Numbers(
         100 * spent.wait_s / loop_s, spent.wait_s / spent.batches, spent.samples / loop_s, spent.workers, busy, failed
     )
 
 
 def between(before: Mapping[str, Totals], now: Mapping[str, Totals]) -> Numbers | None:
-    """Of the loader in whose loop most of the time went by meanwhile; None where no batch came."""
+    """Returns the numbers of the loader whose loop took most of the time in between; None if no batch came."""
     spent = [each for name, total in now.items() if (each := total.since(before.get(name))).batches]
     if not spent:
         return None
@@ -109,16 +109,17 @@ def between(before: Mapping[str, Totals], now: Mapping[str, Totals]) -> Numbers 
 
 
 def verdict(processes: Sequence[Snapshot]) -> str:
-    """On all that these processes did so far."""
+    """Returns the verdict on all that these processes did so far."""
     cuda = any(process.cuda for process in processes)
     cores = max((process.cores for process in processes if process.cores), default=1)
     return diagnose(merged(processes), cores, cuda)[0]
 
 
 def combined(rows: Sequence[Sequence[float]]) -> dict[str, float | str]:
-    """What is logged of all ranks, from the numbers of each, and at their ends the code of its verdict.
-    ``samples_per_s`` and ``failed_samples`` are sums, the others maxima. ``wait_rank`` and the verdict are of the rank
-    that waits the longest. Nothing, where nothing was seen in any rank."""
+    """Combines the rows of all ranks, each with its numbers and its verdict's code, into what is logged.
+
+    ``samples_per_s`` and ``failed_samples`` are sums, the others maxima. ``wait_rank`` and the verdict belong to the
+    rank that waits longest. Empty if no rank saw a batch."""
     seen = {rank: Numbers(*row[:-1]) for rank, row in enumerate(rows) if not math.isnan(row[0])}
     if not seen:
         return {}

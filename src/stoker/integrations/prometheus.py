@@ -1,7 +1,7 @@
-"""Gauges for Prometheus while a script runs: ``stoker run --metrics-port``.
+"""Prometheus gauges while a script runs: ``stoker run --metrics-port``.
 
-The numbers are those of ``numbers``, one row for each rank and loader, over the last seconds before they are asked for.
-Nothing is computed while nobody asks.
+The numbers are those of ``numbers``, for each rank and loader, over the last seconds before a scrape. They are computed
+only when scraped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
 MISSING = "--metrics-port needs prometheus-client: pip install 'stoker[metrics]'"
-SPAN_S = 10.0  # that gauges speak of, at least; shorter ones jump, and two who ask in turns should get the same
-KEPT = 64  # answers that are remembered; they reach over the span where someone asks less than six times a second
+SPAN_S = 10.0  # least seconds that gauges cover; shorter spans are noisy, and differ between alternating scrapers
+KEPT = 64  # scrapes that are remembered; enough for the span at up to six scrapes per second
 
 SeriesKey = tuple[str, str]  # rank and loader
 
 
 def check() -> None:
-    """Raises UsageError where the package is not installed."""
+    """Raises UsageError if prometheus-client is not installed."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
@@ -42,8 +42,12 @@ def check() -> None:
 
 @contextlib.contextmanager
 def serving(where: tuple[str, int] | None, sent: Callable[[], Sequence[JsonObject]]) -> Iterator[None]:
-    """Serves ``/metrics`` there meanwhile; None: nowhere. Where it cannot, it says so, and everything else goes on.
-    ``where``: host and port; port 0 is any that is free. ``sent``: the last snapshots of the watched processes."""
+    """Serves ``/metrics`` while the block runs. If it cannot, it says so on stderr and the block runs all the same.
+
+    Args:
+        where: host and port; port 0 picks a free one. None: does not serve.
+        sent: returns the last snapshots of the watched processes.
+    """
     if where is None:
         yield
         return
@@ -64,7 +68,7 @@ def serving(where: tuple[str, int] | None, sent: Callable[[], Sequence[JsonObjec
         yield
     finally:
         gauges.stop()
-        # Not waited for: it takes up to half a second, which is not the script's.
+        # Do not wait for this: it takes up to half a second, which would delay the end of the run.
         threading.Thread(target=_close, args=(server,), daemon=True).start()
 
 
@@ -74,15 +78,15 @@ def _close(server: WSGIServer) -> None:
 
 
 class Gauges:
-    """What Prometheus gets when it asks."""
+    """The collector that Prometheus scrapes."""
 
     def __init__(self, sent: Callable[[], Sequence[JsonObject]], clock: Callable[[], float] = time.monotonic) -> None:
         self._sent, self._clock = sent, clock
         self._seen: deque[tuple[float, dict[SeriesKey, Totals]]] = deque(maxlen=KEPT)
-        self._lock = threading.Lock()  # the server has a thread for each who asks
+        self._lock = threading.Lock()  # the server handles each request in its own thread
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges. A loader that did nothing meanwhile has those only that say so."""
+        """Yields the gauges. A loader without batches in the span has no gauges for times and shares."""
         from prometheus_client.core import GaugeMetricFamily
 
         with self._lock:
@@ -100,12 +104,12 @@ class Gauges:
         yield family
 
     def stop(self) -> None:
-        """From now on there is nothing to say; an answer that is being made is waited for."""
+        """Serves no data from now on. Waits for a scrape that is reading snapshots."""
         with self._lock:
             self._sent = list
 
     def _now(self, processes: Sequence[Snapshot]) -> tuple[dict[SeriesKey, Totals], dict[SeriesKey, Totals]]:
-        """Totals now, and those to compare with: the newest that are ``SPAN_S`` old, else the oldest."""
+        """Returns the totals now and those to compare with: the newest at least ``SPAN_S`` old, else the oldest."""
         now: dict[SeriesKey, Totals] = {}
         for process in processes:
             for name, total in totals(process.loaders).items():

@@ -1,4 +1,4 @@
-"""Collects a few numbers from all ranks of a distributed training."""
+"""Gathers a few numbers from all ranks of a distributed training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-TIMEOUT_S = 300.0  # a rank may write a checkpoint while the others wait here; torch's own groups wait half an hour
+TIMEOUT_S = 300.0  # long enough for a rank that writes a checkpoint; torch's own groups wait half an hour
 
 
 def world() -> int:
-    """How many ranks there are; 1 where torch.distributed is not used."""
+    """Returns the number of ranks; 1 if torch.distributed is not in use."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -21,18 +21,19 @@ def is_first() -> bool:
 
 
 class RankGather:
-    """All ranks call it at the same place of their loops, and each gets the rows of all. The rows go through a group of
-    their own on gloo: they are on the CPU, so nothing waits for the device. A rank that does not come ends it for good,
-    after ``timeout_s``; then each rank has its own row only."""
+    """Gathers a row of numbers from every rank. All ranks must call it at the same place in their loops.
+
+    The rows are CPU tensors in a separate gloo group, so the device never has to be waited for. If a rank does not call
+    within ``timeout_s``, gathering ends for good: from then on each rank gets only its own row."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self.failure = ""  # why it has ended; "" while it works
+        self.failure = ""  # why gathering ended; "" while it works
         self._timeout = timedelta(seconds=timeout_s)
         self._group: dist.ProcessGroup | None = None
-        self._made_in: object = None  # torch's default group then; a script may end it and begin another
+        self._made_in: object = None  # the default group when ``_group`` was made: a script may replace its own
 
     def __call__(self, row: Sequence[float]) -> list[list[float]]:
-        """The row of each rank, by rank; this rank's own only where there is one rank, or after a failure."""
+        """Returns the rows of all ranks, in rank order; only this rank's row after a failure or with a single rank."""
         if self.failure or world() == 1:
             return [list(row)]
         try:
@@ -41,7 +42,7 @@ class RankGather:
                 self._made_in = dist.group.WORLD
             out = [torch.empty(len(row), dtype=torch.float64) for _ in range(world())]
             dist.all_gather(out, torch.tensor(row, dtype=torch.float64), group=self._group)
-        except Exception as e:  # torch has several kinds
+        except Exception as e:  # torch raises several types
             self.failure = str(e).strip().partition("\n")[0] or type(e).__name__
             return [list(row)]
         return [x.tolist() for x in out]

@@ -1,4 +1,4 @@
-"""``StokerCallback``: a callback of Hugging Face's Trainer that puts the ``data/*`` numbers into what it logs."""
+"""``StokerCallback``: a callback for Hugging Face's Trainer that adds the ``data/*`` numbers to its logs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TAKE_TEXT = {"TensorBoardCallback", "WandbCallback", "PrinterCallback", "Progres
 class StokerCallback(TrainerCallback):  # type: ignore[misc]
     """Adds how long the training loop waits for data (docs/loggers.md) to each log of the Trainer.
 
-    So they come to all that ``report_to`` names, under the names that the Trainer gives them (``train/data/wait_pct``
-    in TensorBoard and W&B). The verdict is text, or its number where one of them takes no text.
+    The numbers reach every logger in ``report_to``, under the names that the Trainer gives them
+    (``train/data/wait_pct`` in TensorBoard and W&B). The verdict is text, or its number if a logger takes no text.
 
     Example:
         >>> from transformers import Trainer  # doctest: +SKIP
@@ -34,7 +34,7 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._monitor: DataMonitor | None = None
-        self._ready: dict[str, float | str] = {}  # for the log that comes next
+        self._ready: dict[str, float | str] = {}  # for the next log
         self._takes_text = False
 
     def on_train_begin(
@@ -49,15 +49,15 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         if self not in callbacks:
             self._monitor.say("the Trainer's callbacks are not found, so those that report before get no data/*")
             return
-        # The Trainer puts its own first. The one that decides whether a step is logged has to stay there, those that
-        # report have to come later: each of them reads what the ones before have left in the log.
+        # The Trainer's own callbacks come first. This one must run after the one that decides whether a step is logged.
+        # It must run before those that report, because each reads what earlier ones left in the log.
         callbacks.remove(self)
         callbacks.insert(names.index("DefaultFlowCallback") + 1 if "DefaultFlowCallback" in names else 0, self)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
     ) -> None:
-        if control.should_log and self._monitor is not None:  # the same in all ranks
+        if control.should_log and self._monitor is not None:  # ``should_log`` is the same in all ranks
             self._ready = self._monitor.read()
 
     def on_epoch_end(
@@ -93,6 +93,6 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _callbacks(caller: FrameType | None) -> list[object]:
-    """The Trainer's list of callbacks, of the handler that calls them; a callback is not told where it stands."""
+    """Returns the Trainer's list of callbacks from the calling frame's handler: callbacks get no reference to it."""
     found = getattr(caller.f_locals.get("self") if caller is not None else None, "callbacks", None)
     return found if isinstance(found, list) else []
