@@ -1,1 +1,1 @@
-"""The command line: one file a command; ``main`` lists them. Each asks the packages to its left and prints."""
+"""The command line: one file per command, listed in ``main``. Each calls the packages to its left and prints."""

@@ -1,4 +1,4 @@
-"""Options that several commands share. click names a wrong value in one sentence, and the exit code is 2."""
+"""Options that several commands share. For a wrong value click prints one sentence, and the exit code is 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = click.FloatRange(min=0, max=1e6, min_open=True)
 
 
 class Command(click.Command):
-    """A command whose examples, with which its docstring ends, are the end of its help."""
+    """A command whose docstring ends with examples, which its help shows last."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
@@ -39,7 +39,7 @@ class Command(click.Command):
 
 
 class CommandGroup(Command, click.Group):
-    """The same of a group; its commands are of that class, too."""
+    """The same for a group, whose commands are ``Command``s as well."""
 
     command_class = Command
 
@@ -48,7 +48,7 @@ command = functools.partial(click.command, cls=Command)
 
 
 def workers(text: str) -> int | str:
-    """A number of worker processes, or "auto"."""
+    """Parses a number of worker processes, or "auto"."""
     if text == "auto":
         return text
     if not text.isdecimal():
@@ -57,7 +57,7 @@ def workers(text: str) -> int | str:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of ``PORT`` or ``HOST:PORT``; without a host, this machine only.
+    """Parses ``PORT`` or ``HOST:PORT`` into host and port. Without a host, only this machine can connect.
 
     Example:
         >>> address("9100"), address("0.0.0.0:0"), address("[::]:9100")
@@ -70,18 +70,18 @@ def address(text: str) -> tuple[str, int]:
 
 
 def price(text: str) -> float:
-    """What an hour costs: more than 0."""
+    """Parses a price per hour, which must be more than 0."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value <= 1e6:  # nan is refused, too
+    if not 0 < value <= 1e6:  # also rejects nan
         raise click.BadParameter(f"{text!r} is not a price of an hour, as 2.10")
     return value
 
 
 def loss(text: str) -> float:
-    """A share from 0 to less than 1, as ``5%`` or ``0.05``."""
+    """Parses a share from 0 to less than 1, written as ``5%`` or ``0.05``."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -97,18 +97,18 @@ def _check_json(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 
 def target(command: F) -> F:
-    """The argument TARGET, which ``loader.variant.find`` imports."""
+    """Adds the argument TARGET, which ``loader.variant.find`` imports."""
     return click.argument("target", metavar="TARGET")(command)
 
 
 def json_file(command: F) -> F:
-    """``--json FILE``; that the file can be written is checked before the command begins."""
+    """Adds ``--json FILE``. Before the command begins, checks that the file can be written."""
     help_text = "Write the result as JSON; - is stdout, in place of the text."
     return click.option("--json", "json_path", type=FILE, metavar="FILE", callback=_check_json, help=help_text)(command)
 
 
 def time_limit(default: float) -> Callable[[F], F]:
-    """``--time-limit SECONDS``."""
+    """Adds ``--time-limit SECONDS``."""
     help_text = "End after that many seconds with what is known by then."
     return click.option(
         "--time-limit", type=SECONDS, default=default, show_default=True, metavar="SECONDS", help=help_text
@@ -116,7 +116,7 @@ def time_limit(default: float) -> Callable[[F], F]:
 
 
 def num_workers(command: F) -> F:
-    """``--num-workers N|auto`` of a command that reads a whole dataset."""
+    """Adds ``--num-workers N|auto``, for a command that reads a whole dataset."""
     help_text = "Worker processes; 0 reads in the command's own process."
     return click.option(
         "--num-workers", type=workers, default="auto", show_default=True, metavar="N|auto", help=help_text

@@ -34,7 +34,7 @@ def command(target: str, step: str | None, margin: float, time_limit: float, jso
       stoker batch-size train.py:make_loader --step train.py:step --json -
     """
     from ..loader.variant import as_loader, find
-    from ..tuning.batch_size import largest  # which loads torch
+    from ..tuning.batch_size import largest  # imports torch
 
     loader = as_loader(find(target), name=target)
     step_function = None if step is None else find(step)

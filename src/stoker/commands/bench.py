@@ -1,7 +1,7 @@
 """``stoker bench`` and ``stoker.bench.measure``: how fast a loader is as it stands.
 
-An empty loop runs over its batches. A copy of the loader is iterated, not the loader itself. Random state moves as
-iterating moves it, and no further.
+Runs an empty loop over the batches of a copy of the loader. Random state advances as iterating advances it, and no
+further.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from . import arguments
 
 BATCHES = 100
 TIME_LIMIT_S = 60.0
-PROGRESS_S = 0.25  # between two texts of progress
-READY_SHARE = 0.25  # a note says so if more than this part of the batches may have been ready before the clock began
+PROGRESS_S = 0.25  # seconds between two progress texts
+READY_SHARE = 0.25  # a note warns if a larger share of the batches may have been ready before the clock started
 SCHEMA = 2
 MAX_ERROR = 300  # characters of an error
 WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
@@ -91,12 +91,12 @@ def command(
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What ``measure`` found. All numbers but ``first_batch_s`` leave out the first batch.
+    """The result of ``measure``. All numbers except ``first_batch_s`` and ``epochs`` leave out the first batch.
 
-    ``first_batch_s`` is from ``iter()`` to the first batch, ``seconds`` the loop after it. ``wait_s`` was spent in
-    ``next()``, and in ``iter()`` where another epoch began; ``p50_s``, ``p95_s`` and ``p99_s`` are percentiles of the
-    wait for one batch. ``nbytes`` are of all tensors; ``epochs`` had a batch, the first one's included; ``machine`` is
-    as in ``stoker check --json``.
+    ``first_batch_s`` is the time from ``iter()`` to the first batch, ``seconds`` the loop after it. ``wait_s`` is the
+    time in ``next()`` and, for later epochs, in ``iter()``. ``p50_s``, ``p95_s`` and ``p99_s`` are percentiles of the
+    wait for one batch. ``nbytes`` sums over all tensors. ``epochs`` counts those with a batch, including the first.
+    ``machine`` is as in ``stoker check --json``.
     """
 
     name: str
@@ -131,7 +131,7 @@ class BenchResult:
         return amount / self.seconds if self.batches else None
 
     def as_dict(self) -> JsonObject:
-        """For JSON; ``docs/bench.md`` has the keys."""
+        """Returns the result for JSON; ``docs/bench.md`` lists the keys."""
         rates = {name: getattr(self, name) for name in ("samples_per_s", "batches_per_s", "mb_per_s")}
         return {"schema": SCHEMA, "kind": "bench", **dataclasses.asdict(self), **rates}
 
@@ -164,18 +164,18 @@ def measure(
     name: str = "the loader",
     progress: Callable[[str], None] | None = None,
 ) -> BenchResult:
-    """Runs ``loader`` as it is, without a model, and says how fast it is.
+    """Measures how fast ``loader`` is, with its own settings and without a model.
 
     Args:
         loader: torch's or stoker's, with its own engine and settings.
-        batches: how many are measured after the first one; epoch after epoch if an epoch is shorter.
+        batches: number of batches to measure after the first one, over several epochs if necessary.
         budget_s: seconds after which no further batch is requested.
-        name: what errors and the result call it.
-        progress: called with a line of text, at most every quarter second, between two batches.
+        name: name of the loader in errors and in the result.
+        progress: called with a line of text between two batches, at most four times per second.
 
     Raises:
-        UsageError: there is no batch, or an argument is wrong.
-        StokerError: a sample or a worker failed; the workers are gone.
+        UsageError: the loader has no batch, or an argument is wrong.
+        StokerError: a sample or a worker failed. The workers have ended.
 
     Example:
         >>> found = measure(DataLoader(range(100), batch_size=10), batches=5)
@@ -195,25 +195,25 @@ def measure(
         reason = ": drop_last leaves out a batch that is not full" if loader.drop_last else ""
         raise UsageError(f"{name} is empty, it gave no batch{reason}") from None
     except (Exception, SystemExit) as e:
-        # torch notices the death of a worker in a handler of SIGCHLD, which may raise between any two instructions
-        # until the iterator has been shut down; hence errors are translated here, after that.
+        # torch notices a worker's death in a SIGCHLD handler, which may raise between any two instructions until the
+        # iterator has been shut down. So errors are translated only here, after that.
         after = f"after {source.delivered:,} batches" if source.delivered else "before the first batch"
         raise StokerError(f"{name} failed {after}: {_reason(e, source)}") from e
     return found
 
 
 class _Batches:
-    """A loader's batches, one epoch after the other. ``epochs``: how many had one; ``delivered``: batches so far."""
+    """A loader's batches, epoch after epoch. ``epochs`` counts epochs with a batch, ``delivered`` batches so far."""
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
         self._loader = loader
         self._iterator: Any = None
         self.epochs = 0
         self.delivered = 0
-        self.workers: list[BaseProcess] = []  # known after the end
+        self.workers: list[BaseProcess] = []  # set when ``batches`` ends
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Ends after an epoch without a batch. Its workers have ended when it ends, raises or is closed."""
+        """Yields batches until an epoch has none. Once it returns, raises or is closed, its workers have ended."""
         before = -1
         try:
             while self.delivered > before:
@@ -223,7 +223,7 @@ class _Batches:
                     self.epochs += self.delivered == before
                     self.delivered += 1
                     yield batch
-                    del batch  # not held while the next one is waited for
+                    del batch  # do not keep it alive while waiting for the next one
         finally:
             self._end()
 
@@ -231,17 +231,19 @@ class _Batches:
         iterator = self._iterator
         self.workers = [w for w in getattr(iterator, "_workers", ()) if isinstance(w, BaseProcess)]
         self._iterator = self._loader._iterator = None
-        with ExitStack() as stack:  # from the last to the first; each step is taken, whatever the others raise
+        with ExitStack() as stack:  # runs callbacks last to first, each one even if others raise
             stack.callback(processes.join, self.workers)
-            for method in ("close", "_shutdown_workers"):  # a subclass may iterate with a generator
+            for method in ("close", "_shutdown_workers"):  # ``close``: a subclass's iterator may be a generator
                 if hasattr(iterator, method):
                     stack.callback(getattr(iterator, method))
 
 
 def _reason(error: BaseException, batches: _Batches) -> str:
-    """An error in one line. An error that came from a worker has two tracebacks in its text; its last line says what
-    happened. When a worker dies, what torch's queue raises is accidental: ``EOFError``, ``ConnectionResetError`` and
-    others, with or without the error that names the death."""
+    """Describes an error in one line.
+
+    An error from a worker has two tracebacks in its text, and the last line says what happened. When a worker dies, the
+    exception from torch's queue varies (``EOFError``, ``ConnectionResetError``, ...). The error that reports the death
+    may be in its chain or not."""
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:
         text = text.splitlines()[-1]
@@ -327,7 +329,7 @@ def _engine(loader: DataLoader[Batch]) -> str:
 
 
 def _notes(loader: DataLoader[Batch], ended: str, epochs: int, measured: int, wanted: int) -> Iterator[str]:
-    """What a reader of the numbers should know about them."""
+    """Returns what a reader of the numbers should know about them."""
     if ended:
         yield f"{measured:,} of {wanted:,} batches were measured: {ended}"
     if epochs > 1:

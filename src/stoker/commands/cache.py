@@ -41,7 +41,7 @@ def _folder(subcommand: arguments.F) -> arguments.F:
 
 
 def _base(folder: Path | None) -> Path:
-    from ..staging.store.folder import root  # which loads torch
+    from ..staging.store.folder import root  # imports torch
 
     return Path(folder or root()).absolute()
 

@@ -1,4 +1,4 @@
-"""``stoker check``: what this machine really grants, and what looks wrong."""
+"""``stoker check``: what resources this machine really grants, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..core.terminal import human_bytes, style
 from . import arguments
 
 LABEL_COLUMNS = 16
-COPIED = 64 << 20  # bytes
+COPIED = 64 << 20  # bytes per timed copy
 
 
 @arguments.command("check")
@@ -59,7 +59,7 @@ def command(json_path: Path | None) -> int:
 
 
 def _copies() -> dict[str, float] | None:
-    """GB/s of copies to the device from pageable and from page-locked memory; None where torch reaches no device."""
+    """Measures copies to the device in GB/s, from pageable and from page-locked memory; None if torch has no device."""
     from ..device.accelerator import accelerator, copy_rates
 
     device = accelerator()
@@ -74,7 +74,7 @@ def _copies() -> dict[str, float] | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of stoker, torch and NumPy, without importing them; None where one is not installed."""
+    """Returns the versions of stoker, torch and NumPy without importing them; None for one that is not installed."""
     out: dict[str, str | None] = {}
     for name in ("stoker", "torch", "numpy"):
         try:
@@ -85,7 +85,7 @@ def versions() -> dict[str, str | None]:
 
 
 def render(machine: Machine, stream: TextIO, pinning: str) -> str:
-    """The text, no wider than the stream."""
+    """Renders the result as text no wider than the stream."""
     colour, columns = terminal.colour_wanted(stream), terminal.width(stream)
     out = [*terminal.labelled([*_rows(machine), ("pinning", pinning)], stream, LABEL_COLUMNS), ""]
     if not machine.warnings:

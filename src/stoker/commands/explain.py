@@ -1,4 +1,4 @@
-"""``stoker explain``: the page of a symptom, without a network."""
+"""``stoker explain``: shows the page about a symptom, offline."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..diagnosis.symptom_pages import Symptom
 from . import arguments
 
 SCHEMA = 1
-MORE = 3  # other pages that are named
-MAX_QUOTED = 60  # characters of a question that no page answers
+MORE = 3  # most other pages that are named
+MAX_QUOTED = 60  # characters quoted of a question that no page answers
 MAX_COLUMNS = 100  # longer lines are hard to read
 
 
@@ -57,7 +57,7 @@ def _entry(page: Symptom) -> JsonObject:
 
 
 def listed(stream: TextIO) -> str:
-    """All pages: their titles, and below each its name and causes."""
+    """Lists all pages: each title, with the page's name and causes below it."""
     colour = colour_wanted(stream)
     lines = []
     for page in symptom_pages.pages():
@@ -66,7 +66,7 @@ def listed(stream: TextIO) -> str:
 
 
 def render(page: Symptom, others: list[Symptom], stream: TextIO) -> str:
-    """A page and the names of others, as text no wider than the stream; styled on a terminal only."""
+    """Renders a page and the names of others as text no wider than the stream, styled only on a terminal."""
     from rich.markdown import Markdown
     from rich.theme import Theme
 

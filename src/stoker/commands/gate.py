@@ -1,4 +1,4 @@
-"""``stoker run --fail-on``: when a run whose script ended well fails all the same, for CI."""
+"""``stoker run --fail-on``: conditions under which a run fails although its script succeeded, for CI."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ if TYPE_CHECKING:
     from ..diagnosis.report.schema import RunReport
 
 INPUT_BOUND, SLOWER = "input-bound", "slower-than="
-ALLOWED = 0.1  # of samples/s: two runs of one script on a shared machine differ by more than compare's 5%
+ALLOWED = 0.1  # of samples/s; on a shared machine two runs of a script differ by more than compare's 5%
 
 
 def condition(text: str) -> str:
-    """One value of ``--fail-on``."""
+    """Checks one value of ``--fail-on``."""
     if text != INPUT_BOUND and not (text.startswith(SLOWER) and text != SLOWER):
         raise click.BadParameter(f"{text!r} is neither {INPUT_BOUND} nor {SLOWER}REPORT")
     return text
 
 
 class Gate:
-    """The conditions of ``--fail-on``, each ``input-bound`` or ``slower-than=REPORT``, read before the script runs.
-    Raises UsageError: a report cannot be read, or there is nothing that ``allowed`` is for; nothing was run."""
+    """The conditions of ``--fail-on``, each ``input-bound`` or ``slower-than=REPORT``.
+
+    The reports are read when it is created, before the script runs.
+
+    Raises:
+        UsageError: a report cannot be read, or ``allowed`` is given without a report to compare with.
+    """
 
     def __init__(self, conditions: Sequence[str] = (), allowed: float | None = None) -> None:
         self.asked = bool(conditions)
@@ -40,7 +45,7 @@ class Gate:
             raise UsageError(f"--fail-above is for --fail-on {SLOWER}REPORT")
 
     def failed(self, report: RunReport) -> Iterator[str]:
-        """A sentence for each condition that holds, and for each that this run does not allow to judge."""
+        """Yields a sentence for each condition that holds, and for each that this run leaves undecided."""
         if self.input_bound and report.verdict in (INPUT_BOUND, "unknown"):
             known = report.verdict != "unknown"
             yield "the run is input-bound" if known else "too few batches to tell whether the run is input-bound"
@@ -59,6 +64,6 @@ class Gate:
 
 
 def _load(paths: list[Path]) -> list[LoadedReport]:
-    from ..diagnosis.report.compare import load  # not before a script that has no such condition
+    from ..diagnosis.report.compare import load  # imported only if a condition needs it
 
     return [load(path) for path in paths]

@@ -1,8 +1,9 @@
-"""For ``stoker stats``: what a worker makes of a sample, and how two such records are merged. No pixels are sent.
+"""For ``stoker stats``: the record that a worker computes from a sample, and how records merge. Workers send no pixels.
 
-Mean and sum of squared deviations are float64, in two passes over a block of pixels. Blocks, images and records are
-merged by the updating formula of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-sample variances", Stanford STAN-CS-79-773, 1979. A sum of squares, whose difference would lose digits, is never formed.
+Mean and sum of squared deviations are float64, computed in two passes over a block of pixels. Blocks, images and
+records are merged with the updating formula of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+computing sample variances", Stanford STAN-CS-79-773, 1979. No sum of squares is formed, since subtracting from it loses
+digits.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from numpy.typing import NDArray
 
 from ..core.types import Index, MapDataset, Sample
 
-BLOCK = 1 << 16  # pixels at once: half a megabyte a channel in float64, however large the image is
+BLOCK = 1 << 16  # pixels at a time: half a megabyte per channel in float64, however large the image is
 MAX_DESCRIPTION = 300  # characters
 Pixels = NDArray[np.generic]  # of any real type
 
 
 class NoImage(Exception):
-    """A sample has no image; the message says what it is instead."""
+    """Raised if a sample has no image; the message says what the sample is instead."""
 
 
 class ChannelGroup(NamedTuple):
-    """Images of one channel count and one unit, a number for each channel."""
+    """Statistics of images with the same channel count and unit. Arrays have shape [channels]."""
 
     images: int
-    n: NDArray[np.float64]  # finite values
+    n: NDArray[np.float64]  # number of finite values
     mean: NDArray[np.float64]
     m2: NDArray[np.float64]  # the sum of their squared deviations
     low: NDArray[np.float64]
@@ -44,7 +45,7 @@ class ChannelGroup(NamedTuple):
 
 @dataclass
 class ImageRecord:
-    """What is known about some samples; ``groups`` are by channel count and scale (255 for uint8, else 1)."""
+    """The statistics of some samples. ``groups`` is keyed by channel count and scale (255 for uint8, else 1)."""
 
     samples: int = 1
     groups: dict[tuple[int, int], ChannelGroup] = field(default_factory=dict)
@@ -53,27 +54,28 @@ class ImageRecord:
 
 
 def group_of(values: Pixels, images: int) -> ChannelGroup:
-    """Of one sample: ``values`` [channels, pixels] of any real type, those of all its images."""
-    with np.errstate(over="ignore", invalid="ignore"):  # 1e200 squared is inf, and is shown as such
+    """Computes the group of one sample. ``values`` holds the pixels of all its images, with shape [channels, pixels]
+    and of a real dtype."""
+    with np.errstate(over="ignore", invalid="ignore"):  # 1e200 squared overflows to inf, and is shown as such
         blocks = [_block(values[:, i : i + BLOCK]) for i in range(0, values.shape[1], BLOCK)]
         return functools.reduce(merged, blocks)._replace(images=images)
 
 
 def _block(values: Pixels) -> ChannelGroup:
-    x = values.astype(np.float64, order="C")  # HWC comes as a view of pixels that are three values apart
+    x = values.astype(np.float64, order="C")  # HWC images arrive as strided views
     finite, nan = np.isfinite(x), np.isnan(x).sum(1)
     n = finite.sum(1)
     inf = x.shape[1] - n - nan
     low, high = np.where(finite, x, np.inf), np.where(finite, x, -np.inf)
     mean = np.where(finite, x, 0.0).sum(1) / np.maximum(n, 1)
     x = np.where(finite, x - mean[:, None], 0.0)
-    rounding = x.sum(1)  # what rounding left of the mean
+    rounding = x.sum(1)  # 0 but for the mean's rounding error, which is corrected below
     m2 = np.einsum("cp,cp->c", x, x) - rounding * rounding / np.maximum(n, 1)
     return ChannelGroup(0, n.astype(np.float64), mean, np.maximum(m2, 0.0), low.min(1), high.max(1), nan, inf)
 
 
 def merged(a: ChannelGroup, b: ChannelGroup) -> ChannelGroup:
-    """The group of both (Chan, Golub and LeVeque, 1979)."""
+    """Merges two groups (Chan, Golub and LeVeque, 1979)."""
     n = a.n + b.n
     share = np.divide(b.n, n, out=np.zeros_like(n), where=n > 0)
     delta = b.mean - a.mean
@@ -90,7 +92,7 @@ def merged(a: ChannelGroup, b: ChannelGroup) -> ChannelGroup:
 
 
 def joined(records: Sequence[ImageRecord]) -> ImageRecord:
-    """One record of many; the ``collate_fn`` of the workers, so that what they send does not grow with the batch."""
+    """Merges records into one. Used as the workers' ``collate_fn``, so that messages do not grow with the batch."""
     out = ImageRecord(0)
     with np.errstate(over="ignore", invalid="ignore"):
         for record in records:
@@ -103,12 +105,12 @@ def joined(records: Sequence[ImageRecord]) -> ImageRecord:
 
 
 def _is_pil(thing: object) -> bool:
-    pil = sys.modules.get("PIL.Image")  # loaded wherever there is such an image
+    pil = sys.modules.get("PIL.Image")  # a PIL image exists only if this is imported
     return pil is not None and isinstance(thing, pil.Image)
 
 
 def _is_image(thing: object, kinds: str) -> bool:
-    """Whether it is a PIL image, or a tensor or array of 2 to 4 dimensions, of uint8 or one of these NumPy kinds."""
+    """Returns whether ``thing`` is a PIL image, or a 2- to 4-D tensor or array of uint8 or one of these NumPy kinds."""
     if isinstance(thing, torch.Tensor):
         dtype = thing.dtype
         kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "b" if dtype == torch.bool else "i"
@@ -129,13 +131,18 @@ def _leaves(sample: Sample) -> Iterator[Sample]:
 
 
 def record_in(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> ImageRecord:
-    """The record of a sample. NoImage: it has no image; ValueError: the image has no pixels."""
+    """Reads a sample and computes its record.
+
+    Raises:
+        NoImage: the sample has no image.
+        ValueError: the image has no pixels.
+    """
     return _record_of(_image_in(dataset[index], key), layout)
 
 
 def _image_in(sample: Sample, key: str | None) -> Sample:
-    """The image of a sample: what ``key`` says, or the first one, at any depth, of a floating type or uint8, or else of
-    another integer type."""
+    """Finds the image of a sample: the first one in the part that ``key`` names. Without a key, the first one at any
+    depth of floating type or uint8, or else of another integer type."""
     if key is not None:
         part = int(key) if isinstance(sample, (list, tuple)) and key.isdigit() else key
         try:
@@ -152,7 +159,8 @@ def _image_in(sample: Sample, key: str | None) -> Sample:
 
 
 def _record_of(image: Sample, layout: str | None) -> ImageRecord:
-    """Of an image. Channels are its shorter outer axis; if both are equal a tensor's first, else the last."""
+    """Computes the record of an image. Without ``layout``, channels are the shorter of the first and last axis; if both
+    are equal, a tensor's first, otherwise the last."""
     values: Pixels
     if isinstance(image, torch.Tensor):
         dtype = str(image.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The command ``stoker``. Exit codes: 0 it worked, 1 it failed, 2 wrong usage; ``run`` has the script's own."""
+"""The command ``stoker``. Exit codes: 0 success, 1 failure, 2 wrong usage; ``run`` returns the script's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.errors import StokerError, UsageError
 from ..core.version import __version__
 from . import arguments
 
-# What `stoker --help` says of each command. The module, of the same name, is imported when the command runs.
+# What `stoker --help` says about each command. Its module, of the same name, is imported only when needed.
 FIRST = {
     "run": "Run a script and report what its data loaders did; --apply speeds it up.",
     "check": "Show what this machine really grants: cores, memory, GPUs.",
@@ -32,7 +32,7 @@ COMMANDS = {**FIRST, **MORE}
 
 
 class _Commands(arguments.CommandGroup):
-    """A group whose commands are modules of this package, each with a ``command``."""
+    """A group whose commands are modules of this package, each of which defines ``command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo(stoker.get_help(click.Context(stoker, info_name="stoker")), err=True)
         return 2
     try:
-        # Not stoker.main(): that would turn an EOFError of a loader into "aborted".
+        # Not stoker.main(), which would turn a loader's EOFError into "aborted".
         with stoker.make_context("stoker", args) as context:
             return int(stoker.invoke(context) or 0)
     except click.exceptions.Exit as e:

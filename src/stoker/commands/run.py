@@ -1,9 +1,9 @@
-"""``stoker run``: runs a script or a command as it is, listens to its loaders, and reports.
+"""``stoker run``: runs a script or a command unchanged, collects what its loaders did, and reports.
 
 The script runs in its own Python process, so ``__main__``, argv, tracebacks, pickling and the exit code are its own,
-without stoker's frames in between. A ``sitecustomize`` on PYTHONPATH starts the watch in that process and in every
-Python it starts (torchrun, accelerate, ``python -m``). The watches report over a Unix socket in a folder that only this
-user may enter.
+without frames of stoker. A ``sitecustomize`` on PYTHONPATH starts the watch in that process and in every Python that it
+starts (torchrun, accelerate, ``python -m``). The watches report over a Unix socket in a folder that only this user may
+enter.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 REPORT = "stoker-report.json"
 HOOK = Path(__file__).parents[1] / "diagnosis" / "watch" / "_hook"
 SOURCE = Path(__file__).parents[2]
-LOOK_S = 0.2  # how late the end of the command, or of the run, may be noticed where nothing tells
-CLOSE_S = 2.0  # for reading what processes sent that outlive the command
-MAX_LINE = 16 << 20  # bytes of one report of a process; a longer line is not a report
-# Imported beside the script, not before or after it: 120 ms.
+LOOK_S = 0.2  # seconds between checks whether the command, or the run, has ended, if no event says so
+CLOSE_S = 2.0  # seconds to read what processes that outlive the command have sent
+MAX_LINE = 16 << 20  # bytes of one snapshot; a longer line is not a snapshot
+# Imported while the script runs, not before or after it, because that takes 120 ms.
 REPORTING: tuple[str, ...] = ("rich.console", "rich.table", "platformdirs.unix")
 REPORTING += tuple(f"stoker.diagnosis.report.{name}" for name in ("build", "history", "text"))
 FORWARD = tuple(
@@ -58,12 +58,12 @@ FORWARD = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
     if hasattr(signal, name)
 )
-SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, as Ctrl-C is, and so to the whole foreground group
+SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, such as Ctrl-C, which reaches the whole foreground group
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``stoker run``, as ``--help`` explains them."""
+    """The options of ``stoker run``; see ``--help``."""
 
     command: tuple[str, ...]
     module: bool
@@ -88,7 +88,7 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
     return value if value in ("no", "disk") else str(parse_bytes(value, 0, "--keep"))
 
 
-# Options of the script are not parsed: the first argument that is not an option ends stoker's.
+# The script's options are not parsed: the first argument that is not an option ends stoker's options.
 @arguments.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--apply", is_flag=True, help="Use stoker's engine, cache and number of workers in its loaders.")
 @click.option(
@@ -184,23 +184,26 @@ def command(
 
 
 class _Connection:
-    """Of one watched process."""
+    """The connection of one watched process."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.live: Live | None = None  # its counters, which come first
-        self.rest = bytearray()  # of a line that has not come as a whole
+        self.live: Live | None = None  # the process's counters, whose descriptor it sends first
+        self.rest = bytearray()  # the beginning of a line that has not arrived completely
 
 
 class Listener:
-    """Collects the latest snapshot of every watched process: ``last``, by process id. One thread reads all. Raises
-    UsageError: there is no place for its socket."""
+    """Collects the latest snapshot of every watched process in ``last``, by process ID. One thread reads all of them.
+
+    Raises:
+        UsageError: the socket cannot be created.
+    """
 
     def __init__(self) -> None:
         self.last: dict[int, JsonObject] = {}
         self._live: dict[int, Live] = {}
         try:
-            self.folder, self._server = private_sockets.listen_in_new_folder()  # ranks meet in it, too
+            self.folder, self._server = private_sockets.listen_in_new_folder()  # ranks also use this folder to meet
         except OSError as e:
             raise UsageError(f"no socket can be made in the temp folder: {e} (TMPDIR names another)") from e
         self._ending = threading.Event()
@@ -209,11 +212,11 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="stoker_listen", daemon=True)
 
     def start(self) -> None:
-        """Raises RuntimeError: there can be no more threads."""
+        """Starts the thread. Raises RuntimeError if the system allows no more threads."""
         self._thread.start()
 
     def close(self) -> None:
-        """No new connections; what was sent on the old ones is read to its end. The folder is removed."""
+        """Accepts no new connections, reads old ones to their end (for at most ``CLOSE_S``), and removes the folder."""
         self._ending.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -235,7 +238,7 @@ class Listener:
                     poll.unregister(fd)
                     self._connections.pop(fd).socket.close()
             if self._ending.is_set():
-                # A process that outlives the command does not keep the report waiting.
+                # A process that outlives the command must not delay the report.
                 until = min(until, time.monotonic() + CLOSE_S)
                 if time.monotonic() >= until:
                     return
@@ -243,7 +246,7 @@ class Listener:
     def _accept(self, poll: select.poll) -> None:
         try:
             connection, _ = self._server.accept()
-        except OSError:  # no more descriptors (ulimit -n): it waits in the queue
+        except OSError:  # out of file descriptors (ulimit -n): the connection waits in the queue
             if self._ending.wait(LOOK_S):
                 poll.unregister(self._server)
             return
@@ -252,7 +255,7 @@ class Listener:
         poll.register(connection, select.POLLIN)
 
     def _read(self, connection: _Connection) -> bool:
-        """Reads what has come. Returns whether more may."""
+        """Reads what has arrived. Returns whether more may follow."""
         from ..diagnosis.watch.shared_counters import Live  # see REPORTING
 
         try:
@@ -269,17 +272,18 @@ class Listener:
         *lines, rest = (connection.rest + data).split(b"\n") if b"\n" in data else [connection.rest + data]
         connection.rest = bytearray(rest)
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # half a line of a process that was killed
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line cut off when its process was killed
                 snapshot = json.loads(line)
                 self._live[int(snapshot["pid"])] = connection.live
                 self.last[int(snapshot["pid"])] = snapshot
         return bool(data) and len(rest) <= MAX_LINE
 
     def snapshots(self) -> list[JsonObject]:
-        """The last snapshot of each process; of one that was killed, brought up to its last batch."""
+        """Returns the last snapshot of each process. If it is not final, its counters are updated from shared memory,
+        so that a killed process is reported up to its last batch."""
         from ..diagnosis.watch.shared_counters import LIVE
 
-        for pid, snapshot in list(self.last.items()):  # a copy: threads that read add to it
+        for pid, snapshot in list(self.last.items()):  # a copy, because the reading thread may add to it
             if not snapshot.get("final"):
                 for i, metrics in enumerate(snapshot["loaders"]):
                     for key, value in zip(LIVE, self._live[pid].row(i), strict=True):
@@ -295,7 +299,7 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
     is_script = path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
     if shutil.which(command[0]) and not is_script:
         return list(command)
-    return [sys.executable, *command]  # of what does not exist Python prints its own error
+    return [sys.executable, *command]  # if the script does not exist, Python prints its own error
 
 
 def _check_workers_on(options: Options) -> None:
@@ -308,9 +312,14 @@ def _check_workers_on(options: Options) -> None:
 
 
 def run(options: Options) -> int:
-    """Runs the command and writes the report. Returns the command's exit code; 1 where that is 0 and a condition of
-    ``--fail-on`` holds. A command killed by a signal kills this process by the same one. Raises UsageError: the report
-    cannot be written; nothing was run."""
+    """Runs the command and writes the report.
+
+    Returns the command's exit code, or 1 if that is 0 and a condition of ``--fail-on`` holds. If a signal killed the
+    command, kills this process with the same signal.
+
+    Raises:
+        UsageError: options are wrong, the report could not be written, or the command cannot be started.
+    """
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
     if options.workers_on:
@@ -335,7 +344,7 @@ def run(options: Options) -> int:
         listener.close()
     from ..diagnosis.report import build, history
 
-    gate = Gate() if code else options.gate  # a script that failed has said why
+    gate = Gate() if code else options.gate  # a failed script has already printed why
     failed = ["there is no report that --fail-on could judge"] if gate.asked else []
     try:
         report = build.report_of(
@@ -345,14 +354,14 @@ def run(options: Options) -> int:
         if not options.apply and not (options.max_steps or options.debug):
             history.save(report)
         _write(report, options.json_path, options.html_path)
-    except OSError as e:  # the script is over: its exit code counts
+    except OSError as e:  # the script has ended, so its exit code still counts
         sys.stderr.write(f"stoker: the report cannot be written: {e}\n")
     except Exception:
         sys.stderr.write(f"stoker: there is no report because of a bug in stoker, not in the script:\n{format_exc()}")
     sys.stderr.write("".join(f"stoker: {reason}\n" for reason in failed))
     sys.stderr.flush()
     if code < 0:
-        with contextlib.suppress(OSError):  # SIGKILL has no handler
+        with contextlib.suppress(OSError):  # SIGKILL's handler cannot be set
             signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARD)
         os.kill(os.getpid(), -code)
@@ -360,7 +369,7 @@ def run(options: Options) -> int:
 
 
 def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
-    """Writes the report and prints it. A command that failed before its first batch leaves an earlier report alone."""
+    """Writes the report and prints it. If the command failed before its first batch, keeps an earlier report."""
     from ..diagnosis.report import html, text
 
     empty = bool(report.exit_code) and not report.loaders and not report.bypassing
@@ -368,11 +377,11 @@ def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
         sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
         return
     if str(json_path) == "-":
-        # One line of its own, so that what the script printed, whose last line may have no end, can be told from it.
+        # Starts on a new line, because the script's output may not end with one.
         print("\n" + json.dumps(report.as_dict()))
     else:
         output.give(report.as_dict(), json_path, lambda: None, named=json_path != Path(REPORT))
-    sys.stdout.flush()  # a signal may end this process
+    sys.stdout.flush()  # this process may be about to kill itself with a signal
     if html_path is not None:
         html.save(report, html_path)
     sys.stderr.write(text.render(report, None if str(json_path) == "-" else json_path, sys.stderr))
@@ -396,7 +405,7 @@ def _environment(folder: str, options: Options) -> dict[str, str]:
 
 
 def _in_foreground() -> bool:
-    """Whether the terminal's Ctrl-C reaches this process group."""
+    """Returns whether the terminal's Ctrl-C reaches this process group."""
     try:
         with open("/dev/tty", "rb", buffering=0) as tty:
             return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
@@ -405,13 +414,13 @@ def _in_foreground() -> bool:
 
 
 def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
-    """Runs the command and passes signals on to it. Returns its exit code, and what ``SystemMonitor`` saw."""
+    """Runs the command and forwards signals to it. Returns its exit code, and what ``SystemMonitor`` saw."""
     line = command_line(options.command, options.module)
     env = _environment(listener.folder, options)
-    shared_group = _in_foreground()  # else it gets its own process group, or it would get our signals twice
+    shared_group = _in_foreground()  # if not, the command gets its own process group, so that signals do not come twice
     signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARD, signal.SIGCHLD])
 
-    def child() -> None:  # between fork and exec; no thread has been started yet
+    def child() -> None:  # runs between fork and exec, which is safe because no thread has been started yet
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [*FORWARD, signal.SIGCHLD])
         if not shared_group:
             os.setpgid(0, 0)
@@ -428,7 +437,7 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
 
 
 def _beside(listener: Listener, options: Options, stack: contextlib.ExitStack) -> SystemMonitor | None:
-    """Begins what goes on beside the script. The script runs already, so a failure is told and no more."""
+    """Starts what runs beside the script. The script is already running, so failures are only reported on stderr."""
     try:
         listener.start()
         from ..core import resources  # see REPORTING
@@ -439,19 +448,19 @@ def _beside(listener: Listener, options: Options, stack: contextlib.ExitStack) -
             import_module(name)
         stack.enter_context(prometheus.serving(options.metrics_port, listener.snapshots))
         return None if resources.threads_are_scarce() else SystemMonitor()
-    except (OSError, RuntimeError) as e:  # no more processes (ulimit -u) or descriptors (ulimit -n), no /proc
+    except (OSError, RuntimeError) as e:  # out of threads (ulimit -u) or file descriptors (ulimit -n), or no /proc
         sys.stderr.write(f"stoker: the report will lack something: {one_line(e)}\n")
         return None
 
 
 def _wait(process: subprocess.Popen[bytes], shared_group: bool) -> int:
-    """Waits for the command and passes signals on to it. Returns its exit code."""
+    """Waits for the command and forwards signals to it. Returns its exit code."""
     while process.poll() is None:
         info = signal.sigtimedwait([*FORWARD, signal.SIGCHLD], LOOK_S)
-        if info is None or info.si_signo not in FORWARD:  # SIGCHLD, or none: it was stopped and continues
+        if info is None or info.si_signo not in FORWARD:  # a timeout, or SIGCHLD: the loop checks whether it ended
             continue
         if shared_group and info.si_code == SI_KERNEL:
-            continue  # the terminal has sent it already
+            continue  # the terminal has already sent it to the command
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(info.si_signo)
     return int(process.returncode)

@@ -1,6 +1,6 @@
 """``stoker stats`` and ``stoker.mean_std``: mean and std of each channel of a dataset's images.
 
-``image_record`` has what a worker makes of a sample, and the arithmetic.
+``image_record`` has the record that a worker computes from a sample, and the arithmetic.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .image_record import ImageRecord, joined, record_in
 from .sweep import Sweep
 
 SCHEMA = 2
-TASK_SAMPLES = 16  # in a worker's task
-SEED = 0  # of the draw of samples, and of augmentation
-SHOWN = 10  # shapes in the text; JSON has all
+TASK_SAMPLES = 16  # samples per task
+SEED = 0  # for drawing samples and for augmentation
+SHOWN = 10  # most shapes in the text; JSON has all
 LAYOUTS = ("CHW", "HWC")
 NO_IMAGE = "NoImage: "
 
@@ -72,9 +72,11 @@ def command(
 
 @dataclass(frozen=True)
 class ImageStats:
-    """The result of ``mean_std``. Its numbers, one for each channel, are of finite values, in the data's own unit.
-    ``scale`` is 255 for uint8, by which ``normalize`` divides as torchvision's ToTensor does, and 1 for other types.
-    ``samples`` includes ``failed``, which could not be read; ``images`` are those that the numbers are of."""
+    """The result of ``mean_std``: one number per channel, over finite values, in the data's own unit.
+
+    ``scale`` is 255 for uint8 and 1 for other types; ``normalize`` divides by it, as torchvision's ToTensor does.
+    ``samples`` includes the ``failed`` ones, which could not be read. ``images`` counts images in the statistics.
+    """
 
     name: str
     samples: int
@@ -94,12 +96,12 @@ class ImageStats:
 
     @property
     def normalize(self) -> str:
-        """The line: ``Normalize(mean=[...], std=[...])``."""
+        """The code of a torchvision transform: ``Normalize(mean=[...], std=[...])``."""
         mean, std = (", ".join(f"{x / self.scale:.6g}" for x in values) for values in (self.mean, self.std))
         return f"Normalize(mean=[{mean}], std=[{std}])"
 
     def as_dict(self) -> JsonObject:
-        """For JSON, with None in place of NaN."""
+        """Returns the result for JSON, with None instead of NaN."""
         numbers = {name: [None if x != x else x for x in getattr(self, name)] for name in ("mean", "std", "min", "max")}
         return {"schema": SCHEMA, **asdict(self), **numbers, "normalize": self.normalize}
 
@@ -123,7 +125,7 @@ def mean_std(
     name: str = "the dataset",
     progress: Callable[[str], None] | None = None,
 ) -> ImageStats:
-    """Mean and standard deviation of each channel of a dataset's images.
+    """Computes mean and standard deviation of each channel of a dataset's images.
 
     Each sample of the dataset is read once, before ``collate_fn``. docs/stats.md says what counts.
 
@@ -131,14 +133,14 @@ def mean_std(
         loader: a DataLoader (stoker's or torch's), a map-style Dataset, or a callable without arguments that returns
             one. Images may be of any size and real type.
         key: the image in a sample: a dict's key, a tuple's index or a field's name. None: the first image.
-        samples: how many to read, drawn at random without replacement, the same each time. None: all.
-        layout: "CHW" or "HWC", where the guess is wrong.
-        num_workers: worker processes; 0 reads in this process; "auto" begins with one a core and adapts.
-        name: what the result and errors call it.
-        progress: called with a line of text now and then.
+        samples: how many to read, drawn at random without replacement; every call draws the same ones. None: all.
+        layout: "CHW" or "HWC", if the guess is wrong.
+        num_workers: worker processes. 0 reads in this process; "auto" begins with one per core and adapts.
+        name: name of the dataset in the result and in errors.
+        progress: called with a line of text from time to time.
 
     Raises:
-        UsageError: a wrong argument, an empty or an iterable dataset, or no image in any sample.
+        UsageError: a wrong argument, an empty or iterable dataset, or no sample with an image.
         StokerError: no sample could be read.
 
     Example:
@@ -187,7 +189,7 @@ def _result(name: str, record: ImageRecord, sweep: Sweep, notes: tuple[str, ...]
 
 
 def _nothing_read(name: str, failed: Sequence[Failure]) -> StokerError:
-    """Why there is no result."""
+    """Explains why there is no result."""
     if not failed:
         return UsageError(f"{name} is empty")
     for f in failed:
@@ -198,7 +200,7 @@ def _nothing_read(name: str, failed: Sequence[Failure]) -> StokerError:
 
 
 def _notes(record: ImageRecord, failed: Sequence[Failure], loader: LoaderLike) -> Iterator[str]:
-    """What a reader of the numbers should know about them."""
+    """Returns what a reader of the numbers should know about them."""
     if failed:
         first = f"{called(failed[0].index, failed[0].file)}: {failed[0].error}"
         left_out = f"{'is' if len(failed) == 1 else 'are'} left out; the first is {first} (stoker verify lists all)"

@@ -1,4 +1,4 @@
-"""Reads each sample of a map-style dataset once, in workers, and lists those that cannot be read."""
+"""Reads each sample of a map-style dataset once, in workers, and collects those that cannot be read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from ..workers.faults.policy import Failure
 
 
 class Sweep:
-    """One pass over a dataset. Its loader, with ``collate_fn`` and sampler, is not iterated. ``read`` is called in a
-    worker with the dataset and each of ``keys``; ``collate`` makes one object of what that gave for ``task_samples`` of
-    them. ``seed`` is for random augmentation: the number of workers, if there are any, does not change what it draws. A
-    sample that takes longer than ``sample_timeout`` has failed."""
+    """One pass over a dataset, without its loader's ``collate_fn`` and sampler.
+
+    Workers call ``read`` with the dataset and each of ``keys``. ``collate`` merges the results of ``task_samples`` keys
+    into one object. ``seed`` seeds random augmentation, whose draws do not depend on the number of workers, except that
+    0 workers draw differently. A sample that takes longer than ``sample_timeout`` counts as failed."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Sweep:
         seed: int = 0,
         sample_timeout: float | None = None,
     ) -> None:
-        count = "auto" if num_workers else 0  # any free worker takes the next task
+        count = "auto" if num_workers else 0  # with "auto", the next free worker takes the next task
         self._seed = seed
         self._loader: DataLoader[object] = DataLoader(
             _Samples(loader.dataset, read),
@@ -57,21 +58,24 @@ class Sweep:
         self.seconds = 0.0
 
     def results(self) -> Generator[Batch, None, None]:
-        """Yields each result of ``collate``, in order. The workers have ended when it ends, raises or is closed.
-        Raises StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised."""
+        """Yields the results of ``collate`` in order. Once it returns, raises or is closed, the workers have ended.
+
+        Raises:
+            StokerError: workers died without a sample to blame, or ``worker_init_fn`` raised.
+        """
         began = time.monotonic()
         iterator = None
         try:
             with warnings.catch_warnings(), preserved():
-                warnings.simplefilter("ignore", StokerWarning)  # the result lists what failed
-                seeding.seed_worker(self._seed, 0)  # for 0 workers
+                warnings.simplefilter("ignore", StokerWarning)  # failed samples are in the result
+                seeding.seed_worker(self._seed, 0)  # for reading with 0 workers
                 iterator = iter(self._loader)
                 for batch in iterator:
                     self.seconds = time.monotonic() - began
                     yield batch
         except StokerError:
             raise
-        except Exception as e:  # its last line says what happened in the worker
+        except Exception as e:  # the last line of its text says what happened in the worker
             raise StokerError(f"reading the samples failed: {(str(e).strip().splitlines() or [''])[-1]}") from e
         finally:
             if iterator is not None and self._loader.num_workers:
@@ -80,23 +84,23 @@ class Sweep:
 
     @property
     def workers(self) -> int:
-        """Processes that read."""
+        """The number of worker processes."""
         return int(self._loader.num_workers)
 
     @property
     def failures(self) -> Collection[Failure]:
-        """Samples that could not be read so far."""
+        """The samples that could not be read so far."""
         ledger = state_of(self._loader).ledger
         return ledger.failed.values() if ledger is not None else ()
 
     @property
     def failed(self) -> list[Failure]:
-        """The same in the order of their keys."""
+        """``failures`` in the order of their keys."""
         return sorted(self.failures, key=lambda f: (type(f.index) is str, f.index))
 
 
 class _Samples(Dataset[object]):
-    """What ``read`` makes of each sample of a map-style dataset."""
+    """The results of ``read`` for each sample of a map-style dataset."""
 
     def __init__(self, dataset: MapDataset, read: Callable[[MapDataset, Index], object]) -> None:
         self.dataset = dataset
@@ -110,7 +114,7 @@ class _Samples(Dataset[object]):
 
 
 def _start(init_fn: Callable[[int], None] | None, worker: int) -> None:
-    """A worker's ``worker_init_fn``: the user's, which finds the user's dataset in ``get_worker_info()``."""
+    """The ``worker_init_fn``: calls the user's, after making ``get_worker_info()`` return the user's dataset."""
     info = get_worker_info()
     if info is not None:
         object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]  # it is frozen

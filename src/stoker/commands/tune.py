@@ -39,7 +39,7 @@ def command(target: str, json_path: Path | None, knobs: str, time_limit: float, 
       stoker tune train.py:loader --knobs num_workers,prefetch_factor --time-limit 5 --json tune.json
     """
     from ..loader.variant import find
-    from ..tuning.api import tune  # which loads torch
+    from ..tuning.api import tune  # imports torch
 
     names = [name.strip() for name in knobs.split(",") if name.strip()]
     loader = find(target)

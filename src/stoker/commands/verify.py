@@ -26,8 +26,8 @@ from ..workers.fetcher import staged_in
 from . import arguments
 from .sweep import Sweep
 
-TASK_SAMPLES = 8  # in a worker's task
-SHOWN = 20  # samples in the text; --json and --quarantine have all
+TASK_SAMPLES = 8  # samples per task
+SHOWN = 20  # most samples in the text; --json and --quarantine have all
 
 
 @arguments.command("verify")
@@ -69,7 +69,7 @@ def command(
 
 @dataclass
 class Verified:
-    """What was found; ``read`` counts those that failed too."""
+    """The result of ``verify``. ``read`` includes the samples that failed."""
 
     samples: int
     read: int = 0
@@ -96,14 +96,14 @@ def verify(
     """Reads each sample of a loader's dataset once, without its collate function and without a cache.
 
     Args:
-        loader: its samples are read: those of a ``SubsetRandomSampler``, or all.
-        workers: processes; 0 reads in this one, which a sample that kills its process then ends.
-        on_progress: called now and then with the samples that are read, all of them, and those that failed.
-        sample_timeout: seconds that a sample may take before it counts as broken.
+        loader: the loader whose samples are read: those of its ``SubsetRandomSampler``, or all.
+        workers: number of processes. 0 reads in this process, which a sample that kills its process would end.
+        on_progress: called from time to time with the number of samples read, in total, and failed.
+        sample_timeout: seconds after which a sample counts as broken.
 
     Raises:
-        UsageError: an iterable dataset; a ``sample_timeout`` without workers.
-        StokerError: workers die, and no sample is to blame.
+        UsageError: the dataset is iterable, or ``sample_timeout`` is given without workers.
+        StokerError: workers died without a sample to blame.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
@@ -127,7 +127,7 @@ def verify(
 
 
 def _read(dataset: Any, key: Index) -> int:
-    """Loads a sample and drops it; of a staged dataset the source is read, not its cache."""
+    """Loads a sample and drops it. Reads a staged dataset's source instead of its cache."""
     if staged_in(dataset) is None:
         dataset[key]
         return 1

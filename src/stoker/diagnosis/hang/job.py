@@ -164,8 +164,8 @@ def _read_stacks(members: list[Member]) -> None:
 
 
 def _waits_for(member: Member, members: dict[int, Member]) -> list[int]:
-    """Returns the processes for which ``member`` waits: a child that should end, or the holders of the other end of its
-    pipes. If the main thread waits for a lock, the pipes for which its other threads wait count too."""
+    """Returns the processes for which ``member`` waits: a child, the holder of a file lock, or those that hold the
+    other end of its pipes. If the main thread waits for a lock, its other threads' pipes count too."""
     wait = member.wait
     if wait.pid is not None:
         return [wait.pid]
