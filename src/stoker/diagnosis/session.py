@@ -1,4 +1,4 @@
-"""``stoker.watch()``: what ``stoker run`` sees, for a notebook or for a part of a script."""
+"""``stoker.watch()``: the report of ``stoker run``, for a notebook or for part of a script."""
 
 from __future__ import annotations
 

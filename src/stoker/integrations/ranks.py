@@ -23,7 +23,7 @@ def is_first() -> bool:
 class RankGather:
     """Gathers a row of numbers from every rank. All ranks must call it at the same place in their loops.
 
-    The rows are CPU tensors in a separate gloo group, so the device never has to be waited for. If a rank does not call
+    The rows are CPU tensors in a separate gloo group, so gathering never waits for the device. If a rank does not call
     within ``timeout_s``, gathering ends for good: from then on each rank gets only its own row."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:

@@ -16,7 +16,7 @@ SHM_LEFT = 32 << 20  # bytes
 
 
 def memory_pressure(stats: LoaderStats) -> RuleFinding | None:
-    """The machine swaps, or tasks stall for want of memory (PSI, the kernel's accounting/psi.rst)."""
+    """The machine swaps, or tasks stall for lack of memory (PSI, the kernel's accounting/psi.rst)."""
     share, swapped = stats.stalled, stats.around.swapped
     seen = [f"tasks waited for it in {share:.0%} of ten seconds"] if share >= STALLED else []
     seen += [f"{swapped >> 20:,} MB were swapped"] if swapped >= SWAPPED else []

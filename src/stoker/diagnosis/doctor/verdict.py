@@ -47,7 +47,7 @@ BY_HAND_DRAWN = (
     "not by a setting alone: making batches draws random numbers in the script's process, and what it draws next, as "
     "an order of samples, would be other numbers. Where that may be"
 )
-ABOUT_AS_MUCH = 0.1  # of the loop
+ABOUT_AS_MUCH = 0.1  # of the loop; see ``_rank``
 MIN_SHARE = 0.03  # of the loop; cheaper findings are not worth a line
 
 

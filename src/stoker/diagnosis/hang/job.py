@@ -1,4 +1,4 @@
-"""The processes of a training job, what each of them waits for, and who waits for whom."""
+"""The processes of a training job: what each of them waits for, and which process waits for which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before and after ``--apply``, for a terminal: a table of wall clock, bars of the epochs, and notes."""
+"""Before and after ``--apply``, for a terminal: a table of wall-clock times, bars of the epochs, and notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the report of a run from what the watched processes sent and what the machine did meanwhile."""
+"""Builds the report of a run from what the watched processes sent and what the machine did during the run."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[str]:
-        """A sentence for each loader that got slower by more than ``fail_above``."""
+        """Sentences, one for each loader that got slower by more than ``fail_above``."""
         return self.losses("A")
 
     def losses(self, before: str) -> list[str]:

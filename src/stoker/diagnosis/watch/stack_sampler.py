@@ -71,7 +71,7 @@ class _Note(NamedTuple):
 
 
 class StackSampler:
-    """Samples one thread. ``thread``: its ``threading.get_ident()``. Only a process' main thread can be sampled."""
+    """Samples one thread. ``thread`` is its ``threading.get_ident()``. Only a process's main thread can be sampled."""
 
     def __init__(self, thread: int, native: int, alone: bool = False) -> None:
         # by (kind, name, line): how often the thread ran, and how often it waited. Kinds are "decode", "transform",

@@ -38,7 +38,7 @@ def unchanged(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
 
 
 class ProcessWatch:
-    """The watch on one process."""
+    """Watches the loaders of one process."""
 
     def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
         self.max_steps = max_steps  # end the script after this many batches; None: never
