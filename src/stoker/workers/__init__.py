@@ -1,4 +1,4 @@
-"""What runs inside a worker, and what happens to it: fetch, collate, faults; pools of processes and of threads.
+"""Workers: fetching, collating and handling faults inside them, and the pools of processes and threads they run in.
 
 ::
 
@@ -8,7 +8,7 @@
       process_table  the processes, their pipes and memory
       launch         starts one process: by fork, or from fork_server
       health         finds workers that died, take too long, or deadlocked
-    restart        what becomes of a dead worker's tasks, and which sample is to blame
+    restart        reassigns a dead worker's tasks, and finds the sample to blame
 
 A pool owns its workers and the tasks they hold; the scheduler in ``loader`` owns the order of batches.
 """

@@ -1,7 +1,7 @@
-"""Whether worker processes can be started, asked before any is.
+"""Checks whether worker processes can be started, before any is.
 
-A start that fails cannot always be taken back: under spawn and forkserver a new interpreter imports the script's main
-module, and runs again what is not under ``if __name__ == "__main__"``.
+A failed start cannot always be undone: under spawn and forkserver, a new interpreter imports the script's main module,
+which reruns everything outside ``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..core import packages, processes
 from ..core.picklable import culprit, refused
 from ..core.types import LoaderLike
 
-# Statements that may stand in a module that is imported twice. A call for its effect (``print``, ``main()``) and a loop
-# may not: stoker's own workers are not to repeat what the script does.
+# Statements that are safe in a module that is imported twice. A bare call (``print``, ``main()``) or a loop is not:
+# workers that stoker starts on its own initiative must not repeat what the script does.
 DEFINES = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
     *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Assert, ast.Pass),
@@ -30,8 +30,8 @@ _failed: list[str] = []
 
 
 def why_not(loader: LoaderLike, threads: bool = False) -> str:
-    """Why stoker does not give worker processes to a loader of its own accord; "" where it may. ``threads``: other
-    threads that run the script's code are a reason, too."""
+    """Returns why stoker must not add worker processes to a loader on its own initiative; "" if it may. With
+    ``threads``, other threads running the script's code also count as a reason."""
     if multiprocessing.current_process().daemon:
         return "this process is daemonic (of a multiprocessing.Pool, for example) and may have no children"
     if _failed:
@@ -53,18 +53,18 @@ def why_not(loader: LoaderLike, threads: bool = False) -> str:
 
 
 def failed(how: str) -> None:
-    """Tells ``why_not``: workers of this process hang, die or cannot be started. Those of other loaders may, too."""
+    """Tells ``why_not`` that workers hang, die or cannot be started in this process: other loaders' may do the same."""
     _failed.append(how)
 
 
 def can_start_elsewhere(needed: object) -> bool:
-    """Whether what workers need can be pickled, and the main module imported without running the script."""
+    """Whether ``needed`` can be pickled, and the main module imported without running the script."""
     return not line_run_again() and refused(needed) is None
 
 
 def line_run_again(calls: bool = False) -> int:
-    """A line of the main module that runs at this moment, and would again in a new interpreter, which imports the
-    module; 0: there is none. ``calls``: or a line of it that does more than define something."""
+    """Returns the main module's line that is running now and would run again when a new interpreter imports the module;
+    0 if there is none. With ``calls``, also finds a line that does more than define something."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     if path is None:  # a notebook or an interpreter: nothing is imported
@@ -83,8 +83,8 @@ def line_run_again(calls: bool = False) -> int:
 
 
 def thread_of_script() -> str:
-    """The name of another thread that runs the script's own code at this moment; "" if there is none. Forked workers
-    would have the locks that it holds, held for ever, and what it changes they would not see."""
+    """Returns the name of another thread that is running the script's own code; "" if there is none. In forked workers
+    the locks that it holds would stay locked forever, and its later changes would be invisible."""
     frames = sys._current_frames()
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
@@ -96,7 +96,7 @@ def thread_of_script() -> str:
 
 
 def _unguarded(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module that importing it runs, without those that hold others."""
+    """Yields the statements that importing a module runs; descends into ``if``, ``with`` and ``try``."""
     for statement in body:
         if isinstance(statement, ast.If) and _is_guard(statement.test):
             yield from _unguarded(statement.orelse)
@@ -110,7 +110,7 @@ def _unguarded(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _is_guard(test: ast.expr) -> bool:
-    """Whether this is ``__name__ == "__main__"``, also as a part of an ``and``."""
+    """Whether this is ``__name__ == "__main__"``, alone or as an operand of ``and``."""
     if isinstance(test, ast.BoolOp):
         return isinstance(test.op, ast.And) and any(map(_is_guard, test.values))
     return ast.unparse(test) in ("__name__ == '__main__'", "'__main__' == __name__")

@@ -1,8 +1,8 @@
-"""torch's collate, straight into a slot.
+"""Makes torch's ``default_collate`` stack tensors directly into a slot.
 
-``default_collate`` is torch's own. Only the function that it calls for tensors is replaced in the worker
+``default_collate`` itself is torch's own. The worker replaces only the function that it calls for tensors
 (``default_collate_fn_map``, torch's documented hook), so structure, types and errors are the same. A user's collate
-function that calls ``default_collate`` uses the slot too.
+function that calls ``default_collate`` also uses the slot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _here = threading.local()
 
 
 class Writer(Protocol):
-    """Slots of a worker: ``SlotWriter`` or ``HeapWriter`` in ``transport``."""
+    """Writes a worker's slots: ``SlotWriter`` or ``HeapWriter`` in ``transport``."""
 
     used: int
 
@@ -43,21 +43,21 @@ class Writer(Protocol):
 
 
 def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
-    """torch's own function, except in threads that are workers and have a slot."""
+    """Calls torch's own function, except in worker threads that have a slot."""
     collate = getattr(_here, "collate", None)
     stack = _stock if collate is None else collate.stack
     return stack(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
 
 def sample_size(sample: Sample) -> tuple[int, int]:
-    """Bytes and leaves of one sample: what each sample adds to a batch, and how many blocks the batch will have."""
+    """Returns a sample's size in bytes and its number of leaves: how many blocks the batch will have."""
     if isinstance(sample, torch.Tensor):
         return sample.numel() * sample.element_size(), 1
     if isinstance(sample, np.ndarray):
         return sample.nbytes, 1
     if isinstance(sample, UserDict):
         sample = sample.data
-    # By their base classes' methods: a subclass may compute its items when they are read, and that is not done twice.
+    # Base-class methods: a subclass may compute its items when they are read, which must not happen twice.
     if isinstance(sample, dict):
         inner: Iterable[Sample] = dict.values(sample)
     elif isinstance(sample, list):
@@ -73,14 +73,14 @@ def sample_size(sample: Sample) -> tuple[int, int]:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Uninitialised memory for a part of the batch that is being made.
+    """Returns an uninitialised tensor for part of the batch that is being made.
 
-    In a worker it is part of the slot from which the batch is read, so it is not copied again. Elsewhere it is
-    ``torch.empty``. For collate functions and ``augment_batch``.
+    In a worker, its memory is part of the slot from which the batch is read, so it is not copied again. Elsewhere this
+    is ``torch.empty``. For use in collate functions and ``augment_batch``.
 
     Args:
         shape: of the tensor.
-        dtype: None: torch's default.
+        dtype: of the tensor; None for torch's default.
 
     Example:
         >>> def augment_batch(batch):
@@ -114,7 +114,7 @@ class SlotCollate:
                 nbytes = self.expected
                 if self._exact and type(data) is list and data:
                     if type(data[0]) is torch.Tensor and data[0].numel() * len(data) * data[0].element_size() <= INLINE:
-                        return self.stack(data)  # where default_collate would come out, too
+                        return self.stack(data)  # what default_collate would call in the end
                     size, leaves = sample_size(data[0])
                     nbytes = size * len(data)
                     if nbytes > INLINE:
@@ -126,20 +126,22 @@ class SlotCollate:
             self.spent_ns = time.perf_counter_ns() - began
 
     def cancel(self) -> None:
-        """Drops what was collated: it is made again, in the same slot."""
+        """Drops the collated batch, which is then made again in the same slot."""
         self._writer.cancel()
 
     def finish(self) -> int:
-        """A batch was made in this process, and the slot is its own. Returns the bytes in the slot."""
+        """Hands the slot over to a batch that was made in this process. Returns the bytes in the slot."""
         nbytes = self._writer.used if self._writer.whole is not None else 0
         self.expected = max(nbytes, self.expected - self.expected // 16)
         self._writer.sent()
         return nbytes
 
     def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
-        """What ``default_collate`` calls for tensors: torch.stack, into the slot if there is one. torch's workers
-        always stack into an ``out`` of the first sample's dtype. So other dtypes and samples that require grad are
-        errors, and the batch is contiguous. Other kinds of tensors are passed to torch's own function."""
+        """Stacks tensors for ``default_collate``, into the slot if there is one.
+
+        torch's workers always stack into an ``out`` of the first sample's dtype, so other dtypes and samples that
+        require grad are errors, and the batch is contiguous. Passes other kinds of tensors to torch's own function.
+        """
         elem = batch[0]
         if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
             try:
@@ -152,18 +154,18 @@ class SlotCollate:
         return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def select(self, tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
-        """Rows of each table, in the slot if there is one."""
+        """Returns these rows of each table, in the slot if there is one."""
         sizes = [len(rows) * t.numel() // max(1, len(t)) * t.element_size() for t in tables]
         if sum(sizes) > INLINE:
             self._writer.take(sum(sizes) + (len(tables) + 1) * ALIGN)
         try:
             return [torch.index_select(t, 0, rows, out=self._place(len(rows), t.dtype, t.shape[1:])) for t in tables]
         except Exception:
-            self._writer.cancel()  # the loop takes a slot of its own
+            self._writer.cancel()  # the fallback loop takes its own slot
             raise
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a tensor of the batch: in the slot, where there is room."""
+        """Returns memory for a tensor of the batch, in the slot if there is room."""
         nbytes = math.prod(shape) * dtype.itemsize
         if self._writer.whole is None and nbytes > INLINE:
             self._writer.take(max(self.expected, nbytes + 2 * ALIGN))
@@ -171,7 +173,7 @@ class SlotCollate:
         return torch.empty(shape, dtype=dtype) if out is None else out[0]
 
     def _place(self, count: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor | None:
-        """Memory for ``count`` samples in the slot; None: there is no slot, or not enough of it."""
+        """Returns memory for ``count`` samples in the slot; None if there is no slot, or no room in it."""
         numel = count * math.prod(shape)
         at = self._writer.room(numel * dtype.itemsize) if numel else None
         if at is None:
@@ -180,7 +182,7 @@ class SlotCollate:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """``install`` while this thread, which is not a worker's, makes batches."""
+        """Calls ``install`` for as long as this thread, which is not a worker, makes batches."""
         before = getattr(_here, "collate", None)
         self.install()
         try:

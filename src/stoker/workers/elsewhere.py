@@ -1,4 +1,4 @@
-"""Workers on other machines, which a package brings: a class that an entry point of ``stoker.workers`` names."""
+"""Workers on other machines: the interface of a plug-in class, which a ``stoker.workers`` entry point names."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from .protocol import Pool, WorkerSpec
 
 
 class OtherMachines(Protocol):
-    """Those that help one loader's workers, the same for all its iterators. ``address``: of ``worker_method=``;
-    ``slot_bytes``: memory that their batches may take here."""
+    """Remote workers that help one loader's local workers, shared by all its iterators. ``address`` comes from
+    ``worker_method=``; ``slot_bytes`` limits the memory that their batches take on this machine."""
 
     def __init__(self, address: str, slot_bytes: int) -> None: ...
 
     @staticmethod
     def check(address: str) -> None:
-        """Raises UsageError: no such address can be used."""
+        """Raises UsageError if the address cannot be used."""
 
     def around(self, workers: ProcessPool, spec: WorkerSpec) -> Pool:
-        """A pool of these workers and of those on other machines, for an iterator that begins. Raises UsageError: other
-        machines cannot work on this dataset."""
+        """Returns a pool of these workers and the remote ones, for a new iterator. Raises UsageError if other machines
+        cannot work on this dataset."""
 
     def close(self) -> None:
         """Ends the workers on other machines."""
 
 
 def load(name: str) -> type[OtherMachines]:
-    """The class of this name. Raises UsageError: no package has one."""
+    """Loads the class with this entry-point name. Raises UsageError if no installed package provides it."""
     from importlib.metadata import entry_points
 
     found = next(iter(entry_points(group=GROUP, name=name)), None)

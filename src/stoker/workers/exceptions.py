@@ -1,7 +1,7 @@
-"""Errors of a dataset with the sample, the file, the transform and the worker; only the user's frames; the same type.
+"""Reports a dataset's errors with sample, file, transform and worker, only the user's frames, and the original type.
 
-``Caught`` is torch's ``ExceptionWrapper`` with more information. The first and the last line of its message are
-torch's, because scripts and tests look for them; the second is stoker's.
+``Caught`` is torch's ``ExceptionWrapper`` with more information. The first and last lines of its message are torch's,
+because scripts and tests look for them; the second line is stoker's.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from ..core.types import Attributes, Index
 from .collate import SlotCollate
 from .faults.sample_name import called
 
-MAX_ATTRIBUTE = 1 << 16  # bytes of a pickled attribute of an exception that is sent with it
-SEQUENCES = (list, tuple)  # what the indices of a batch are
-MAX_NAMED = 8  # samples that are listed
+MAX_ATTRIBUTE = 1 << 16  # bytes; an exception's attributes that pickle to more are not sent
+SEQUENCES = (list, tuple)  # types that hold the indices of a batch
+MAX_NAMED = 8  # samples listed in a message
 _FETCH = packages.torch_file("utils", "data", "_utils", "fetch.py")
 _COLLATES = {SlotCollate.__call__.__code__, SlotCollate.stack.__code__}
 _SUBSET = packages.torch_file("utils", "data", "dataset.py")
 
 
 def explain(error: BaseException, dataset: object, part: str = "") -> str:
-    """Which sample an error came from, its file if the dataset has a list of them, and the transform; empty if the
-    traceback does not say.
+    """Describes which sample an error came from, its file if the dataset lists files, and the transform.
+
+    Returns "" if the traceback does not show it.
 
     Args:
         error: with its traceback.
         dataset: the loader's.
-        part: named if no sample can be, "batch 7" for instance.
+        part: named if no sample can be, for instance "batch 7".
 
     Example:
         >>> class Odd:
@@ -67,14 +68,14 @@ def explain(error: BaseException, dataset: object, part: str = "") -> str:
 
 
 def note(error: BaseException, dataset: object) -> None:
-    """Adds what ``explain`` says as a note of the exception (Python 3.11)."""
+    """Adds the text of ``explain`` to the exception as a note (Python 3.11)."""
     text = explain(error, dataset)
     if text and hasattr(error, "add_note") and text not in getattr(error, "__notes__", ()):
         error.add_note(text)
 
 
 def users_part(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback without the engine's frames at its beginning; the whole of it if it has no others."""
+    """Strips stoker's and torch's frames from the beginning of a traceback; returns it whole if it has no others."""
     at = tb
     while at is not None and _is_engines(at.tb_frame):
         at = at.tb_next
@@ -82,13 +83,17 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 
 
 class Caught(ExceptionWrapper):
-    """The exception that is being handled, on its way from a worker to the loop. ``where``: "in DataLoader worker
-    process 0". ``part``: see ``explain``.
+    """Carries the exception that is being handled from a worker to the consumer.
 
-    It does what torch's wrapper does. Besides, it leaves out the engine's frames, adds the line of ``explain``, and
-    keeps the attributes of the exception that can be pickled. If a constructor needs other arguments, torch raises
-    RuntimeError; this raises a class that is both types. A class that cannot be pickled is sent as its nearest base
-    that can.
+    Does what torch's wrapper does, and also leaves out the engine's frames, adds the line from ``explain``, and keeps
+    those attributes of the exception that can be pickled. If the exception's constructor needs other arguments, torch
+    raises RuntimeError; this class raises a subclass of both types. A class that cannot be pickled is sent as its
+    nearest picklable base class.
+
+    Args:
+        where: for instance "in DataLoader worker process 0".
+        dataset: the loader's.
+        part: see ``explain``.
     """
 
     exc_type: type[BaseException]
@@ -117,7 +122,7 @@ class Caught(ExceptionWrapper):
         )
 
     def reraise(self) -> None:
-        """Raises it here: of the type that was caught, or of one that is that type and RuntimeError."""
+        """Raises it here, as the caught type or as a subclass of that type and RuntimeError."""
         kind = self.exc_type
         explanation = f"{self.explanation}\n" if self.explanation else ""
         text = f"Caught {self.name} {self.where}.\n{explanation}Original {self.exc_msg}"
@@ -127,7 +132,7 @@ class Caught(ExceptionWrapper):
         try:
             raise error
         finally:
-            del error  # or this frame, which its traceback holds, holds it
+            del error  # else a reference cycle: its traceback holds this frame
 
 
 def _rebuild(kind: type[BaseException], texts: tuple[str, str, str, str], state: bytes) -> Caught:
@@ -160,7 +165,7 @@ def _pickled_attributes(state: Attributes) -> bytes:
 
 
 class _Unquoted(str):
-    """KeyError shows the repr of its argument, and a traceback in quotes cannot be read (CPython issue 2651)."""
+    """Makes KeyError, which shows its argument's repr, print the traceback readably (CPython issue 2651)."""
 
     __slots__ = ()
 
@@ -169,15 +174,15 @@ class _Unquoted(str):
 
 
 def _made(kind: Any, text: str) -> BaseException | None:
-    """An exception of a type with the message ``text``, made as its constructor allows."""
+    """Makes an exception of this type with the message ``text``, in whatever way its constructor allows."""
     message = _Unquoted(text) if issubclass(kind, KeyError) else text
     with contextlib.suppress(Exception):
         made: BaseException = kind(message=message) if getattr(kind, "message", None) else kind(message)
-        if text in str(made):  # else it has a message of its own
+        if text in str(made):  # else the class replaces the message
             return made
     with contextlib.suppress(Exception):
         cls = _both(kind)
-        error: BaseException = cls.__new__(cls)  # not __init__, whose arguments are not known
+        error: BaseException = cls.__new__(cls)  # skips __init__, whose arguments are unknown
         error.args = (text,)
         return error
     return None
@@ -185,7 +190,7 @@ def _made(kind: Any, text: str) -> BaseException | None:
 
 @functools.cache
 def _both(kind: Any) -> Any:
-    """A class that is ``kind`` and RuntimeError, under torch's name; its message is its first argument."""
+    """Makes a subclass of ``kind`` and RuntimeError, named as torch's; its message is its first argument."""
     body = {"__str__": lambda self: self.args[0], "__module__": "builtins", "__qualname__": RuntimeError.__qualname__}
     body["__reduce__"] = lambda self: (_made, (kind, self.args[0]))
     bases = (kind,) if issubclass(kind, RuntimeError) else (kind, RuntimeError)
@@ -206,7 +211,7 @@ def _is_engines(frame: FrameType) -> bool:
 
 
 def _collating(frames: list[FrameType]) -> str:
-    """Whether the engine's frames lead to the collate function, and with which samples."""
+    """Says that the engine was collating, and which samples; "" if its frames do not reach the collate function."""
     if not any(f.f_code in _COLLATES for f in frames):
         return ""
     indices = next((i for f in frames for i in [f.f_locals.get("indices")] if type(i) in SEQUENCES), None)
@@ -221,8 +226,8 @@ def _several(indices: Sequence[Index]) -> str:
 
 
 def _loading(frames: list[FrameType], ours: int, dataset: object) -> str:
-    """The sample, by the index with which ``dataset[index]`` shows the error again; and its file, which the loader's
-    dataset or one inside it knows."""
+    """Names the sample by the index for which ``dataset[index]`` reproduces the error, and its file, if the loader's
+    dataset or a dataset inside it knows the file."""
     getters = known_getters(dataset)
     index: Index = None
     file, found = "", False
@@ -231,7 +236,7 @@ def _loading(frames: list[FrameType], ours: int, dataset: object) -> str:
         if name not in f.f_locals or isinstance(f.f_locals[name], SEQUENCES):
             continue
         inner = f.f_locals[name]
-        if not found or k < ours:  # of the engine's frames the innermost, of datasets inside each other the outermost
+        if not found or k < ours:  # the innermost engine frame; among nested datasets, the outermost
             index, found = inner, True
             file = file_of(dataset, index) if k < ours or f.f_locals.get("self") is dataset else ""
         if k >= ours:
@@ -245,7 +250,7 @@ def _loading(frames: list[FrameType], ours: int, dataset: object) -> str:
 
 
 def _variable(f: FrameType, engines: bool, getters: set[CodeType]) -> str:
-    """Which variable of a frame is the index of the sample that is being loaded."""
+    """Returns the name of the frame's variable that holds the index of the sample being loaded; "" if none does."""
     if engines:
         return "idx" if f.f_code.co_filename == _FETCH else "index"
     if f.f_code.co_filename == _SUBSET:

@@ -1,4 +1,4 @@
-"""Fetches the samples of a task, collates them, and measures what each costs."""
+"""Fetches the samples of a task, collates them, and times both."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ from .gather import RowGather, Select
 
 
 class BatchFetcher:
-    """Fetches and collates, for one worker and one epoch. An iterable dataset is started here. ``collate`` is wrapped
-    so that it writes to a slot and is timed. ``on_sample_start``: see ``Guard``; None: positions are not needed.
-    ``reads`` loads samples of a batch by threads; None: they are loaded one after the other."""
+    """Fetches and collates for one worker and one epoch. The constructor calls ``iter()`` on an iterable dataset.
+
+    Args:
+        collate: writes to a slot and is timed.
+        on_sample_start: see ``Guard``; None if positions are not needed.
+        reads: loads samples of a batch with threads; None to load them one after the other.
+    """
 
     def __init__(
         self,
@@ -41,17 +45,17 @@ class BatchFetcher:
         self._collate = collate
         self._dataset = dataset
         self._auto_collation = auto_collation
-        self.guard: Guard | None = None  # handles samples that fail; None: nothing does
-        # fetch_ns, collate_ns: what the last batch cost
+        self.guard: Guard | None = None  # handles samples that fail; None to let errors through
+        # time spent on the last batch
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Index], Batch]
-        self.fetcher: _IterableDatasetFetcher | None = None  # torch's, of an iterable dataset
+        self.fetcher: _IterableDatasetFetcher | None = None  # torch's, for an iterable dataset
         if kind == _DatasetKind.Map:
             self._run = _map(dataset, auto_collation, collate, reads)
             if on_error is not None or on_sample_start is not None:
                 self._run = self.guard = self._guarded(on_error or OnError(), on_sample_start)
-        else:  # torch's own: it decides when an iterable has ended, and what drop_last means then
+        else:  # torch's own fetcher decides when an iterable has ended, and how drop_last applies
             self.fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last)
             self._run = self.fetcher.fetch
 
@@ -60,14 +64,14 @@ class BatchFetcher:
         return Guard(made_of._replace(ahead=self._reads), on_error, on_sample_start)
 
     def guard_with_positions(self, on_sample_start: OnSampleStart | None) -> Guard:
-        """A guard that makes the same batches and says which sample it is at; for tasks of workers that died."""
+        """Returns a guard that makes the same batches and reports its position, for tasks of workers that died."""
         if self.guard is None:
             return self._guarded(OnError(), on_sample_start)
         self.guard.on_sample_start = on_sample_start or self.guard.on_sample_start
         return self.guard
 
     def retry(self, guard: Guard, indices: Index, bad: dict[int, Failure]) -> Batch:
-        """``run`` without the samples in ``bad``."""
+        """Like ``run``, without the samples in ``bad``."""
         run, self._run = self._run, functools.partial(guard, bad=bad)
         try:
             return self.run(indices)
@@ -75,7 +79,7 @@ class BatchFetcher:
             self._run = run
 
     def run(self, indices: Index) -> Batch:
-        """One batch. Sets ``fetch_ns`` and ``collate_ns``."""
+        """Makes one batch. Sets ``fetch_ns`` and ``collate_ns``."""
         self._collate.spent_ns = 0
         began = time.perf_counter_ns()
         try:
@@ -85,8 +89,8 @@ class BatchFetcher:
             self.fetch_ns = time.perf_counter_ns() - began - self.collate_ns
 
     def skip(self, size: int | None) -> bool:
-        """Takes the samples of one batch from an iterable dataset, and drops them. A collate function of the user's is
-        called, for it may draw random numbers. Returns False at the end."""
+        """Takes the samples of one batch from an iterable dataset and drops them. Still calls a user's collate
+        function, because it may draw random numbers. Returns False at the end of the dataset."""
         assert self.fetcher is not None
         return skip(self.fetcher, size, plain=is_plain(self._collate.fn))
 
@@ -95,8 +99,8 @@ _END = object()
 
 
 def state_of(dataset: Any, fetcher: Any) -> JsonObject:
-    """The states of a dataset and of its iterator, where that is another object. ``ended``: a batch was short, so the
-    iterator has seen its end, and the dataset may be at the next epoch's beginning."""
+    """Returns the states of a dataset and of its iterator, if that is another object. ``ended``: a batch was short, so
+    the iterator is exhausted, and the dataset may already be at the beginning of the next epoch."""
     inner = getattr(fetcher, "dataset_iter", None)
     return {
         "dataset": dataset.state_dict() if is_stateful(dataset) and inner is not dataset else None,
@@ -106,7 +110,7 @@ def state_of(dataset: Any, fetcher: Any) -> JsonObject:
 
 
 def put_back(fetcher: Any, state: JsonObject) -> None:
-    """Restores the state of an iterable dataset's iterator. The dataset has its state already, and was started."""
+    """Restores the state of an iterable dataset's iterator, once the dataset is restored and ``iter()`` was called."""
     load_into(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
     if state["ended"]:
         if next(fetcher.dataset_iter, _END) is not _END:
@@ -131,19 +135,19 @@ def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
     except StopIteration:
         return False
     except Exception:
-        pass  # it was reported when it came the first time
+        pass  # it was reported the first time
     return True
 
 
 def is_asked_one_by_one(dataset: Any, collate_fn: object, auto_collation: bool) -> bool:
-    """Whether the samples of a batch are asked for one after the other."""
+    """Whether the samples of a batch are requested one at a time."""
     if not auto_collation or staged_in(dataset) is not None or RowGather.fits(dataset, collate_fn, auto_collation):
         return False
     return not hasattr(without_subsets(dataset), "__getitems__")
 
 
 def _map(dataset: Any, auto_collation: bool, collate: SlotCollate, reads: Ahead | None) -> Callable[[Index], Batch]:
-    """torch's ``_MapDatasetFetcher``, with attributes looked up once and not for each sample."""
+    """torch's ``_MapDatasetFetcher``, with attributes looked up once instead of for each sample."""
     if not auto_collation:
         alone(dataset)
         return lambda index: collate(dataset[index])
@@ -158,7 +162,7 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate, reads: Ahead 
         if many:
             return collate(many(indices))
         samples = []
-        for index in indices:  # no comprehension: if one fails, ``exceptions`` finds the index in this frame
+        for index in indices:  # not a comprehension: on an error ``exceptions`` reads the index from this frame
             samples.append(dataset[index])
         return collate(samples)
 
@@ -174,7 +178,7 @@ def _loop_with_threads(dataset: Any, collate: SlotCollate, reads: Ahead, indices
 
 
 def staged_in(dataset: Any) -> Any:
-    """The dataset, or that of a ``Subset``, if it makes its own batches (``Staged``); else None."""
+    """Unwraps ``Subset``s; returns the inner dataset if it makes its own batches (``Staged``), else None."""
     inner = without_subsets(dataset)
     return inner if hasattr(type(inner), "_stoker_batches") else None
 
@@ -182,7 +186,7 @@ def staged_in(dataset: Any) -> Any:
 def parts(
     dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], run: Callable[[Index], Batch]
 ) -> FetchParts:
-    """How ``run`` makes a batch of a map-style dataset, in parts."""
+    """Splits the way ``run`` makes a batch of a map-style dataset into parts."""
     if not auto_collation:
         return FetchParts(dataset, False, None, dataset.__getitem__, lambda samples: collate(samples[0]))
     staged = staged_in(dataset)
@@ -199,14 +203,14 @@ def parts(
 
 
 def _staged_one(dataset: Any, index: Index) -> Sample:
-    """A sample of a staged dataset, its own random part included."""
+    """Makes one sample of a staged dataset, including its random part."""
     while type(dataset) is Subset:
         dataset, index = dataset.dataset, dataset.indices[index]
     return dataset.make([index])[0]
 
 
 def alone(dataset: Any) -> None:
-    """Checks that samples can be asked for one by one: raises where a staged dataset augments whole batches."""
+    """Checks that samples can be requested one by one: raises if a staged dataset augments whole batches."""
     staged = staged_in(dataset)
     if staged is not None and staged.augment_batch is not None:
         staged._no_batch()
@@ -215,7 +219,7 @@ def alone(dataset: Any) -> None:
 def batches(
     dataset: Any, collate: Callable[[Any], Batch], select: Select, fn: Callable[[Any], Batch]
 ) -> Callable[[list[Index]], Batch] | None:
-    """The function by which a dataset makes its own batches of lists of indices; None: it makes none."""
+    """Returns the function with which a dataset makes its own batches from lists of indices; None if it has none."""
     if staged_in(dataset) is None:
         return None
     if type(dataset) is Subset:

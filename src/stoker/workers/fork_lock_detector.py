@@ -1,9 +1,9 @@
 """Finds workers that were forked while another thread held a lock: in the child that lock stays held (fork(2)).
 
-OpenCV's and OpenMP's pools, loggers and clients have such locks. Such a worker never finishes its task, and reports no
-error. It is recognised by this: forked from a process with threads, it uses next to no processor time, its main thread
-waits in a futex, and no thread of it waits for anything but a futex or a clock: one that waits for a file or a server
-may go on. Next to none, because ``stoker run`` has a thread in each worker that takes a sample now and then.
+OpenCV's and OpenMP's thread pools, loggers and network clients have such locks. A deadlocked worker never finishes its
+task, and reports no error. The signs: it was forked from a process with threads, it uses next to no processor time, its
+main thread waits in a futex, and its other threads wait for a futex or a clock. A thread that waits for a file or a
+server may go on. "Next to none" allows for the sampling thread that ``stoker run`` keeps in each worker.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import platform
 import time
 from pathlib import Path
 
-DEADLOCK_S = 20.0  # of that, before the first batch
-RETREAT_S = 3.0  # the same, where the script's own process can make the batches: being wrong costs little
-TICKS = 2  # of processor time that count as none, beside
-TICKS_PER_S = 0.5  # these
-CALLS = {  # system calls by number: futex and its newer forms, and clock_nanosleep and nanosleep
+DEADLOCK_S = 20.0  # a worker in this state for this long, before its first batch, is deadlocked
+RETREAT_S = 3.0  # the same if the script's own process can make the batches: a false alarm costs little
+TICKS = 2  # clock ticks of processor time that still count as idle, plus
+TICKS_PER_S = 0.5  # this many per second
+CALLS = {  # system call numbers: futex and its newer forms; clock_nanosleep and nanosleep
     "x86_64": (("202", "449", "454", "455"), ("230", "35")),
     "aarch64": (("98", "449", "454", "455"), ("115", "101")),
 }
@@ -27,14 +27,14 @@ class ForkLockDetector:
     """Checks workers that have not answered yet."""
 
     def __init__(self) -> None:
-        self.threads = _threads()  # of this process when the first of them was forked
-        self.closed = False  # new workers are started in another way; those that were forked are still checked
-        self._idle: dict[int, tuple[int, float]] = {}  # by pid: processor time used when it became idle, and when
+        self.threads = _threads()  # in this process, before the first worker was forked
+        self.closed = False  # new workers are no longer forked; those that were are still checked
+        self._idle: dict[int, tuple[int, float]] = {}  # by pid: processor time when it became idle, and when that was
         self._found: set[int] = set()
 
     def is_deadlocked(self, pid: int, after_s: float | None = None) -> bool:
-        """Whether a worker has done nothing for ``after_s`` (None: ``DEADLOCK_S``), and waits for a lock. True once for
-        each."""
+        """Whether a worker has been idle for ``after_s`` seconds (None: ``DEADLOCK_S``), waiting for a lock. Returns
+        True only once for each worker."""
         if self.threads < 2 or pid in self._found or (self.closed and pid not in self._idle):
             return False
         now, spent = time.monotonic(), _processor_time(pid)
@@ -51,7 +51,7 @@ class ForkLockDetector:
         return True
 
     def message(self, pid: int) -> str:
-        """What to tell the user about it."""
+        """Returns the message for the user."""
         return (
             f"Worker (pid {pid}) is deadlocked on a lock that another thread held when it was forked; this process had "
             f"{self.threads} threads."
@@ -74,7 +74,7 @@ def _processor_time(pid: int) -> int | None:
 
 
 def _waits_for_a_lock(pid: int) -> bool:
-    """Whether the main thread of a process waits in a futex, and the others wait there or for a clock."""
+    """Whether the main thread of a process waits in a futex, and all others in a futex or for a clock."""
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=lambda tid: tid != str(pid))
         return all(_is_idle(f"/proc/{pid}/task/{tid}", is_main=tid == str(pid)) for tid in threads)
@@ -87,6 +87,6 @@ def _is_idle(thread: str, is_main: bool) -> bool:
     try:
         call = Path(f"{thread}/syscall").read_text().split()[0]
         return call in futexes or (not is_main and call in clocks)
-    except (OSError, IndexError):  # a kernel without it, or without the right to read it
+    except (OSError, IndexError):  # the kernel has no such file, or denies reading it
         where = Path(f"{thread}/wchan").read_text()
         return "futex" in where or (not is_main and "nanosleep" in where)

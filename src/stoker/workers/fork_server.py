@@ -1,13 +1,13 @@
-"""Starting workers under spawn and forkserver: one fresh interpreter that has imported torch, workers forked from it.
+"""Starts workers under spawn and forkserver: forks them from one fresh interpreter that has imported torch.
 
-The dataset is pickled once, whatever the number of workers, and importing torch, a second of processor time, is
-paid once. CPython's forkserver with torch preloaded (``multiprocessing.set_forkserver_preload``) does the same. This
+The dataset is pickled once for any number of workers, and importing torch, about a second of processor time, is paid
+once. CPython's forkserver with torch preloaded (``multiprocessing.set_forkserver_preload``) does the same, but this
 one ends with its workers and has no socket in the file system.
 
 1. ``ForkServer.start`` sends a ``StartWorker`` message with the worker's descriptors, and returns a ``RemoteProcess``.
 2. ``fork_server_main.serve``, in the fork server, forks the worker and sends its pid, later its exit code.
-3. ``RemoteProcess`` looks like a ``multiprocessing.Process``: a pipe whose other end the worker holds says when it has
-   ended, ``ForkServer.ask`` waits for pid and exit code.
+3. ``RemoteProcess`` looks like a ``multiprocessing.Process``. A pipe whose other end the worker holds shows when the
+   worker has ended; ``ForkServer.ask`` waits for pid and exit code.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from .fork_server_main import MESSAGE_BYTES, StartWorker, WorkerEvent, serve
 from .handover import Fd, Pickled
 from .protocol import WorkerSpec
 
-EXIT_S = 1.0  # how late an exit code may come after the end of the process was seen
+EXIT_S = 1.0  # how long to wait for the exit code after the process was seen to end
 
 
 class ForkServer:
-    """The parent's side of the interpreter that workers are forked from. Raises TypeError, AttributeError,
-    pickle.PicklingError: ``spec`` cannot be pickled. UsageError: it needs a class or function that no new process can
-    import."""
+    """The parent's side of the interpreter that workers are forked from.
+
+    Raises TypeError, AttributeError or pickle.PicklingError if ``spec`` cannot be pickled, and UsageError if it needs a
+    class or function that a new process cannot import.
+    """
 
     def __init__(self, context: Any, spec: WorkerSpec, parent: int) -> None:
         self._pickled = Pickled(spec)
@@ -48,7 +50,7 @@ class ForkServer:
             )
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports: dict[int, dict[str, int | None]] = {}  # by number of the worker
-        self._closed_its_end = False  # it has ended, or is about to
+        self._closed_its_end = False  # the server has ended, or is about to
         self._lock = threading.Lock()
         try:
             self.process = context.Process(target=serve, args=(Fd(theirs.fileno()), self._pickled, parent))
@@ -58,13 +60,13 @@ class ForkServer:
             theirs.close()
 
     def start(self, place: int, worker: int, ends: list[int], shared: bool, interruptible: bool) -> RemoteProcess:
-        """Starts a worker. Returns at once; the process comes when the interpreter is ready."""
+        """Starts a worker. Returns at once; the process starts when the interpreter is ready."""
         number = len(self._reports)
         self._reports[number] = {}
         sentinel, theirs = os.pipe()
         message = pickle.dumps(StartWorker(number, place, worker, shared, interruptible))
         try:
-            # If the fork server has ended, the other end of the sentinel goes with the message, and that is noticed.
+            # If the fork server has ended, the message takes the sentinel's other end with it: the worker looks ended.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self._socket, [message], [*ends, theirs])
         finally:
@@ -72,7 +74,7 @@ class ForkServer:
         return RemoteProcess(self, number, worker, sentinel)
 
     def ask(self, number: int, key: str, timeout: float | None) -> int | None:
-        """Waits for the "pid" or the "exitcode" of a worker. None: it did not come."""
+        """Waits for the "pid" or the "exitcode" of a worker. Returns None if it does not arrive."""
         with self._lock:
             known = self._reports[number]
             while key not in known:
@@ -95,11 +97,11 @@ class ForkServer:
 
     @property
     def killed(self) -> bool:
-        """It was killed by a signal, and its workers with it."""
+        """Whether a signal killed it, and its workers with it."""
         return self._has_ended() and (self.process.exitcode or 0) < 0
 
     def failure(self) -> str:
-        """How it has ended by itself; "" while it runs, and where it was killed: then another can be started."""
+        """Says how it ended on its own; "" while it runs, or if it was killed: then another can be started."""
         if not self._has_ended() or self.killed:
             return ""
         text = f"the interpreter that workers are forked from ended with exit code {self.process.exitcode}"
@@ -116,7 +118,7 @@ class ForkServer:
         return not processes.alive(self.process)
 
     def close(self, leave_s: float) -> None:
-        """Ends it. Its workers have ended."""
+        """Ends it, once its workers have ended."""
         for number in self._reports:
             self.ask(number, "exitcode", EXIT_S)  # for ``RemoteProcess.exitcode``, later
         self._socket.close()
@@ -128,7 +130,7 @@ class ForkServer:
 
 
 class RemoteProcess:
-    """A worker process that is a child of the fork server; looks like ``multiprocessing.Process``."""
+    """A worker process forked by the fork server; looks like ``multiprocessing.Process``."""
 
     daemon = True
 
@@ -142,7 +144,7 @@ class RemoteProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; waits until it has one. None: it was never started."""
+        """The process id; waits until there is one. None if the process was never started."""
         return self._server.ask(self._number, "pid", None)
 
     @property

@@ -1,8 +1,8 @@
 """The interpreter that workers are forked from under spawn and forkserver. ``fork_server`` is the parent's side.
 
-It is as clean as any that these start methods make, and unpickles nothing of the user's. For each message it forks a
-worker, and it reports when the worker has started and when it has ended. If importing the user's main module started
-threads or an accelerator, forking is not safe: then each worker is an interpreter of its own, as in torch.
+It is as clean as any interpreter that these start methods make, and unpickles no user objects. For each message it
+forks a worker, and reports when the worker has started and when it has ended. If importing the user's main module
+started threads or an accelerator, forking is not safe: then each worker gets its own interpreter, as in torch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_FDS = 16
 
 
 class StartWorker(NamedTuple):
-    """Parent to fork server: start a worker. Its descriptors come with the message; the last one stays open as long as
-    the worker lives."""
+    """Message from parent to fork server: start a worker. The message carries its descriptors; the last one stays open
+    as long as the worker lives."""
 
     number: int
     place: int
@@ -43,7 +43,7 @@ class StartWorker(NamedTuple):
 
 
 class WorkerEvent(NamedTuple):
-    """Fork server to parent: the "pid" or the "exitcode" of a worker."""
+    """Message from fork server to parent: the "pid" or the "exitcode" of a worker."""
 
     number: int
     key: str
@@ -51,14 +51,14 @@ class WorkerEvent(NamedTuple):
 
 
 def serve(control: Fd, spec: Pickled[WorkerSpec], parent: int) -> None:
-    """Starts workers until the parent has closed its end and all workers have ended."""
+    """Starts workers until the parent has closed its end of ``control`` and all workers have ended."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the parent handles it; workers unblock it
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would take the exit codes away
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, exit codes would be lost
     if parent:
         die_with_parent(parent)
     gc.freeze()
     process: Any = multiprocessing.current_process()
-    process._config["daemon"] = False  # daemons may have no children; the workers are the daemons
+    process._config["daemon"] = False  # a daemon may not have children; the workers are daemons
     with socket.socket(fileno=control.fd) as link:
         _start_workers(link, spec)
 
@@ -107,8 +107,8 @@ def _start(request: StartWorker, fds: list[int], spec: Pickled[WorkerSpec], meth
 
 
 def _start_method() -> str:
-    """How this interpreter starts workers: by fork, unless importing the user's module made that unsafe."""
-    # torch < 2.6 has no torch.accelerator and may have started CUDA's driver to answer is_available().
+    """Returns "fork", unless importing the user's main module made that unsafe; then "spawn"."""
+    # torch < 2.6 has no torch.accelerator, and is_available() may have initialised the CUDA driver.
     busy = torch.cuda.is_initialized() or (not hasattr(torch, "accelerator") and torch.cuda.is_available())
     return "spawn" if busy or threading.active_count() > 1 else "fork"
 

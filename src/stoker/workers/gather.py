@@ -1,8 +1,8 @@
-"""One gather instead of a loop, for datasets that are tables of rows.
+"""Makes a batch by one gather instead of a loop, for datasets that are tables of rows.
 
-``TensorDataset``, a tensor, a NumPy array or memory map, and a ``Subset`` of one of these, collated by
-``default_collate``: a batch is ``index_select`` by its indices. Not for derived classes, which may do anything in
-``__getitem__``, and not if the gathered first batch differs from the loop's.
+For ``TensorDataset``, a tensor, a NumPy array or memory map, or a ``Subset`` of one of these, with ``default_collate``,
+a batch is an ``index_select`` by its indices. This excludes derived classes, whose ``__getitem__`` may do anything, and
+datasets for which the gathered first batch differs from the loop's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ _INT = np.dtype(np.int64)
 
 
 def select(tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
-    """Rows of each table, as new tensors, where the table is."""
+    """Returns these rows of each table, as new tensors on the table's device."""
     return [torch.index_select(table, 0, rows.to(table.device, non_blocking=True)) for table in tables]
 
 
 class RowGather:
-    """Batches of a dataset that ``fits``, by ``index_select``. ``loop`` is what torch does for a batch: it makes the
-    first one, and any that cannot be gathered. ``select``: rows of tables; a worker's puts them into a slot."""
+    """Makes the batches of a dataset that ``fits`` by ``index_select``.
+
+    Args:
+        loop: makes a batch as torch does; used for the first batch, and for any that cannot be gathered.
+        select: returns rows of tables; a worker's version puts them into a slot.
+    """
 
     def __init__(self, dataset: Any, loop: Callable[[list[Index]], Batch], select: Select = select) -> None:
         self._subset = dataset if type(dataset) is Subset else None
@@ -53,7 +57,7 @@ class RowGather:
         return type(dataset) in (TensorDataset, torch.Tensor, np.ndarray, np.memmap)
 
     def __call__(self, indices: list[Index]) -> Batch:
-        """The batch of a list of indices."""
+        """Makes the batch for a list of indices."""
         if not self._checked:
             return self._first(indices)
         if self._tables is not None and self._source is self._sources():
@@ -63,7 +67,7 @@ class RowGather:
                     batch = self._batch(self._select(self._tables, rows))
                     self.gathered += 1
                     return batch
-            except Exception:  # a negative index, one out of range, or not an integer: the loop handles it
+            except Exception:  # an index is negative, out of range, or not an integer: the loop handles it
                 pass
         return self._loop(indices)
 
@@ -80,7 +84,7 @@ class RowGather:
         return selected if type(self._data) is TensorDataset else selected[0]
 
     def _first(self, indices: list[Index]) -> Batch:
-        """The first batch, both ways. If they are the same, later ones are gathered."""
+        """Makes the first batch both ways. If the results are the same, later batches are gathered."""
         batch = self._loop(indices)
         self._checked = True
         try:
@@ -93,7 +97,7 @@ class RowGather:
                 pairs = zip(batch, other, strict=True) if isinstance(other, list) else [(batch, other)]
                 if type(batch) is type(other) and all(_same(a, b) for a, b in pairs):
                     self._tables = tables
-        except Exception:  # an array that torch cannot read; the loop has made the batch
+        except Exception:  # torch cannot read the array; the loop has made the batch
             pass
         return batch
 
@@ -105,4 +109,4 @@ def _plain(t: torch.Tensor) -> bool:
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     alike = (type(a), a.dtype, a.shape, a.stride()) == (type(b), b.dtype, b.shape, b.stride())
-    return alike and torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # NaNs are equal, too, if their bits are
+    return alike and torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # NaNs with the same bits are equal

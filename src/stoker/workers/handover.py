@@ -1,4 +1,4 @@
-"""What a new process is given: file descriptors, and an object that is pickled once for any number of processes."""
+"""Hands file descriptors to a new process, and an object that is pickled once for any number of processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-# How a pickle names a class or function of the main module (pickletools has the opcodes): two short strings, each kept
-# for later, of which STACK_GLOBAL makes the object.
+# How a pickle names a class or function of the main module (opcodes: see pickletools): two memoized short strings,
+# from which STACK_GLOBAL looks up the object.
 _IN_MAIN, _GLOBAL = b"\x8c\x08__main__\x94\x8c", b"\x94\x93"
-_received: list[int] = []  # descriptors that came with the object that is being unpickled
+_received: list[int] = []  # descriptors that came with the object being unpickled
 
 
 class Fd:
-    """A file descriptor that is handed to the child with its process object, under fork, spawn and forkserver."""
+    """A file descriptor that a child receives with its process object, under fork, spawn and forkserver."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -29,12 +29,12 @@ class Fd:
         return _arrived, (reduction.DupFd(self.fd),)
 
 
-def _arrived(duplicate: Any) -> Fd:  # multiprocessing's or ``_Index``
+def _arrived(duplicate: Any) -> Fd:  # ``duplicate`` is multiprocessing's or an ``_Index``
     return Fd(duplicate.detach())
 
 
 class _Index:
-    """Stands in a pickled object for a descriptor: its index in the list that comes with the object."""
+    """Replaces a descriptor in a pickled object by its index in the list that comes with the object."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -44,7 +44,7 @@ class _Index:
 
 
 class _Collector:
-    """What multiprocessing asks for while it pickles arguments (``get_spawning_popen``); keeps every descriptor."""
+    """Collects the descriptors of an object while it is pickled; stands in for multiprocessing's spawning popen."""
 
     DupFd = _Index
 
@@ -60,12 +60,12 @@ class Pickled(Generic[T]):
     """An object pickled once for any number of processes, in anonymous shared memory, with the descriptors it holds."""
 
     def __init__(self, obj: T) -> None:
-        collector: Any = _Collector()  # in the place of one of multiprocessing's own classes
+        collector: Any = _Collector()
         before = mp_context.get_spawning_popen()
         mp_context.set_spawning_popen(collector)
         self.memory = Fd(os.memfd_create("stoker-spec", os.MFD_CLOEXEC))
         try:
-            with open(self.memory.fd, "wb", closefd=False) as file:  # not by way of bytes: a dataset may be large
+            with open(self.memory.fd, "wb", closefd=False) as file:  # no bytes in between: a dataset may be large
                 ForkingPickler(file).dump(obj)
         except BaseException:
             for fd in (self.memory.fd, *collector.fds):
@@ -76,7 +76,8 @@ class Pickled(Generic[T]):
         self.fds = [Fd(fd) for fd in collector.fds]
 
     def interactive_name(self) -> str:
-        """The class or function of this object that was typed into a notebook or an interpreter; "" if none."""
+        """Returns the name of a class or function in this object that was defined in a notebook or at an interactive
+        prompt; "" if there is none."""
         if hasattr(sys.modules["__main__"], "__file__"):
             return ""
         with mmap.mmap(self.memory.fd, 0, access=mmap.ACCESS_READ) as pickled:
@@ -89,9 +90,9 @@ class Pickled(Generic[T]):
             return name.decode(errors="replace") if pickled[end : end + 2] == _GLOBAL else ""
 
     def load(self) -> T:
-        """The object, in a process that was started with this."""
+        """Unpickles the object, in a process that was started with this."""
         _received[:] = [fd.fd for fd in self.fds]
-        # Not read as a file: all processes share one offset.
+        # Mapped instead of read, because all processes share one file offset.
         obj: T = pickle.loads(mmap.mmap(self.memory.fd, 0, access=mmap.ACCESS_READ))
         return obj
 

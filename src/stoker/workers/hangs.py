@@ -1,4 +1,4 @@
-"""The stack of a process: it writes it when it gets a signal (faulthandler). For workers that take too long."""
+"""Reads the stack of a worker that takes too long: on a signal, the process writes its stack (faulthandler)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from ..core import packages
 
-DUMP_SIGNAL = signal.SIGRTMIN + 9  # a real-time signal, which other code is not likely to use
+DUMP_SIGNAL = signal.SIGRTMIN + 9  # a real-time signal that other code is unlikely to use
 FILE = "stoker-stack"  # the name of the anonymous file
 ANSWER_S = 1.0  # how long to wait for a stack; a process that sleeps in the kernel does not answer
-SETTLED_S = 0.02  # a stack is complete when no line has come for so long
+SETTLED_S = 0.02  # a stack is complete when no line has come for this long
 MAX_LINES = 16  # of a stack
-MAX_BYTES = 1 << 20  # that are read of what a process writes, which may be anybody's
+MAX_BYTES = 1 << 20  # read from a process, which may be anybody's
 MAX_FILES = 8
 _ENGINE = tuple(  # as faulthandler writes paths
     f'  File "{path}'.encode("ascii", "backslashreplace").decode()
@@ -26,14 +26,14 @@ _ENGINE = tuple(  # as faulthandler writes paths
 
 
 def dump_on_request(all_threads: bool = True) -> int:
-    """In the worker: from now on it answers. Returns its descriptor of the file to which it writes."""
+    """In the worker: enables dumps on ``DUMP_SIGNAL``. Returns the descriptor of the file that they are written to."""
     fd = os.memfd_create(FILE, os.MFD_CLOEXEC)
     faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=all_threads, chain=False)
     return fd
 
 
 def files(pid: int) -> list[Path]:
-    """The files to which a process may write its stack: its own, and one that its parent had when it was forked."""
+    """Returns the files to which a process may write its stack: its own, and any inherited from its parent at fork."""
     found = []
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -44,7 +44,7 @@ def files(pid: int) -> list[Path]:
 
 
 def dump(pid: int, paths: list[Path]) -> str:
-    """What a process that has called ``dump_on_request`` writes when it is asked; "" if it does not answer."""
+    """Makes a process that has called ``dump_on_request`` write its stacks; returns "" if it does not answer."""
     with contextlib.ExitStack() as opened:
         fds = []
         for path in paths:
@@ -66,13 +66,13 @@ def dump(pid: int, paths: list[Path]) -> str:
 
 
 def current_thread(text: str) -> str:
-    """Of what a process wrote, the part of the thread that got the signal: the main thread, unless it blocks it."""
+    """Returns the part of a dump about the thread that got the signal: the main thread, unless it blocks the signal."""
     parts = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
     return next((part for part in parts if part.startswith(("Current thread", "Stack"))), "")
 
 
 def stack(pid: int, fd: int) -> str:
-    """In the parent: where the worker is, innermost first; never empty."""
+    """In the parent: describes where the worker is, innermost frame first; never empty."""
     text = ""
     with contextlib.suppress(OSError):
         text = dump(pid, [Path(f"/proc/{pid}/fd/{fd}")])
@@ -92,7 +92,7 @@ def _frames(text: str) -> list[str]:
 
 
 def _user_frames(frames: list[str]) -> list[str]:
-    """The frames without those that called the user's code: from the engine's first one on that is not innermost."""
+    """Drops the engine's frames that called the user's code: cuts at the first engine frame after the user's frames."""
     first = next((k for k, f in enumerate(frames) if not f.startswith(_ENGINE)), 0)
     end = next((k for k in range(first, len(frames)) if frames[k].startswith(_ENGINE)), len(frames))
     return frames[: max(1, min(end, MAX_LINES))]

@@ -1,6 +1,6 @@
-"""Checks of worker processes: which have died, which take too long over a sample, which hang on a lock since a fork.
+"""Finds worker processes that have died, take too long over a sample, or are deadlocked since they were forked.
 
-The pool calls them while it waits for a result.
+The pool calls these checks while it waits for a result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .launch import Launcher
 from .protocol import WorkerSpec, WorkersUselessError
 from .worker_handle import ProcessState, WorkerHandle
 
-KILLED_S = 1.0  # how long one is waited for that was killed
+KILLED_S = 1.0  # how long to wait for a killed worker to end
 
 
 def has_ended(worker: WorkerHandle) -> bool:
-    """Whether a worker's process has ended, and the pool has not dealt with that yet."""
+    """Whether a worker's process has ended and the pool has not dealt with that yet."""
     if worker.state is not ProcessState.RUNNING:
         return False
     return bool(worker.timeout_stack) or not processes.alive(worker.process)
@@ -42,8 +42,8 @@ def died_error(dead: list[WorkerHandle], reason: str, epoch: int, shared: bool) 
 
 
 def kill_late(workers: Iterable[WorkerHandle]) -> None:
-    """Kills workers that take too long over a sample, once they have written their stack. Writing it takes a while. A
-    worker that has gone on to another sample meanwhile is not killed."""
+    """Kills workers that take too long over a sample, after they have written their stack. That takes a while, so a
+    worker that has meanwhile gone on to another sample is spared."""
     for worker in workers:
         arena = worker.reader.arena
         if not 0 < arena.position()[1] < time.monotonic_ns() or worker.state is not ProcessState.RUNNING:
@@ -58,9 +58,9 @@ def kill_late(workers: Iterable[WorkerHandle]) -> None:
             continue
         worker.timeout_stack = stack
         worker.process.kill()
-        worker.process.join(KILLED_S)  # what waits for a device or a file server may not even die
+        worker.process.join(KILLED_S)  # a process in uninterruptible sleep (disk, file server) may not even die
         if _where(worker) != before:
-            arena.set_position(0, 0)  # it went on before the signal came: the sample it is at now is not to blame
+            arena.set_position(0, 0)  # it went on before the signal arrived: its present sample is not to blame
 
 
 def _where(worker: WorkerHandle) -> tuple[TaskId | None, tuple[int, int]]:
@@ -69,8 +69,8 @@ def _where(worker: WorkerHandle) -> tuple[TaskId | None, tuple[int, int]]:
 
 
 def replace_deadlocked(workers: Iterable[WorkerHandle], launcher: Launcher, spec: WorkerSpec) -> None:
-    """Warns of workers that hang on a lock since they were forked, and kills them where others can be started without
-    a fork of this process; the pool replaces them then."""
+    """Warns about workers that are deadlocked since they were forked. If others can be started without forking this
+    process, kills them, and the pool replaces them."""
     detector = launcher.fork_locks
     if detector is None:
         return
@@ -91,8 +91,8 @@ def replace_deadlocked(workers: Iterable[WorkerHandle], launcher: Launcher, spec
 
 
 def check_locks(workers: Iterable[WorkerHandle], launcher: Launcher) -> None:
-    """For workers that the script's own process can do without: raises WorkersUselessError where one hangs on a lock,
-    also one that it has met after its first batches."""
+    """Raises WorkersUselessError if a worker is deadlocked on a lock, even after its first batches. For workers that
+    the script's own process can do without."""
     detector = launcher.fork_locks
     running = [w for w in workers if w.state is ProcessState.RUNNING] if detector is not None else []
     for worker in running:

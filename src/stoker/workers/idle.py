@@ -1,8 +1,8 @@
-"""How a worker waits for its next task: it polls for a moment if the last wait was short, else it sleeps at once.
+"""Waits for a worker's next task: polls for a moment if the last wait was short, else sleeps at once.
 
-A worker that sleeps between two tiny tasks loses its caches, and the consumer pays for waking it. So it polls for
-``AWAKE_NS`` and yields its core each time. After a longer wait it sleeps at once, until one was short again. KVM waits
-like this for interrupts (kernel documentation, virt/kvm/halt-polling).
+A worker that sleeps between two tiny tasks loses its caches, and the consumer pays for waking it. So the worker polls
+for ``AWAKE_NS``, yielding its core each time. After a longer wait it sleeps at once, until a wait was short again. KVM
+waits for interrupts in the same way (kernel documentation, virt/kvm/halt-polling).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ POLL_MS = 500  # how late a worker may notice that its parent has gone without a
 
 
 class Idle:
-    """The waits of one worker. ``fds``: pipes that wake it; -1 for none."""
+    """Waits for one worker. ``fds``: pipes that wake it; -1 entries are ignored."""
 
     def __init__(self, *fds: int) -> None:
         self._poll = select.poll()
         for fd in fds:
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
-        self._since = 0  # when the wait began; 0: it does not wait
+        self._since = 0  # when the wait began; 0 if the worker is not waiting
         self._short = False  # the last wait was shorter than AWAKE_NS
 
     def wait(self, workers: int) -> list[tuple[int, int]]:
-        """The descriptors that can be read; empty after ``POLL_MS``, and while it polls: then the caller tries to read.
-        ``workers``: how many there are. If there are more than cores, polling would keep another one from its task."""
+        """Returns the descriptors that can be read; empty after ``POLL_MS``, and while polling: then the caller tries
+        to read. ``workers``: their number. With more workers than cores, polling would keep another from its task."""
         now = time.perf_counter_ns()
         if not self._since:
             self._since = now
@@ -41,7 +41,7 @@ class Idle:
         return self._poll.poll(POLL_MS)
 
     def over(self) -> bool:
-        """A task has come. Returns whether the worker waited for it."""
+        """Notes that a task has come. Returns whether the worker waited for it."""
         if not self._since:
             return False
         self._short = time.perf_counter_ns() - self._since < AWAKE_NS

@@ -1,11 +1,11 @@
-"""Starting one worker process: forked from this process, or, under spawn and forkserver, from a fork server."""
+"""Starts one worker process: forks it from this process or, under spawn and forkserver, from a fork server."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import multiprocessing
-import multiprocessing.popen_fork  # here, else the first worker's start does it, on the way to the first batch
+import multiprocessing.popen_fork  # else imported when the first worker starts, delaying the first batch
 import os
 import signal
 import threading
@@ -30,32 +30,32 @@ from .worker_handle import WorkerHandle
 if TYPE_CHECKING:
     from .fork_server import ForkServer
 
-SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # of processes, descriptors, memory
+SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # too few processes, descriptors, or memory
 OPEN_LATER = "Open it in __getitem__, when the first sample is loaded,"
-DESCRIPTORS_OF_A_FORK = 4  # multiprocessing leaks those that it got if it runs out of them half-way
+DESCRIPTORS_OF_A_FORK = 4  # checked beforehand: multiprocessing leaks some if it runs out of them half-way
 
 
 class Launcher:
     """Starts the worker processes of one pool."""
 
     def __init__(self, context: Any, spec: WorkerSpec) -> None:
-        if not processes.starts_processes(context):  # a worker's code ends its process, and sets its signals
+        if not processes.starts_processes(context):  # a worker ends its process and sets signal handlers
             raise UsageError(f"{type(context).__name__} does not start processes by fork, spawn or forkserver")
         self._context, self._spec = context, spec
         self._owner = os.getpid()
-        # the interpreter that workers are forked from; None where this process forks them
+        # the interpreter that workers are forked from; None if this process forks them
         self.fork_server: ForkServer | None = None
         native_threads.look()  # once here, not in each fork
-        # finds workers that hang on a lock since they were forked; None where this process does not fork
+        # finds workers that are deadlocked since they were forked; None if this process does not fork
         self.fork_locks = ForkLockDetector() if processes.method_of(context) == "fork" else None
         if self.fork_locks is not None:
             self._look_for_open_files()
 
     def _look_for_open_files(self) -> None:
-        """Starts workers from a fork server where forked ones would wait for ever; or says so."""
+        """Switches to a fork server if forked workers would hang on an open filesystem or file; if it cannot, warns."""
         path, file = next(((p, x) for p, x in opened(self._spec.dataset) if not is_filesystem(x)), ("", None))
         if not path:
-            return  # a worker makes filesystems anew
+            return  # a worker reopens filesystems
         text = (
             f"{path} is an open {type(file).__name__} of fsspec's: the thread that serves it is not in a forked worker."
         )
@@ -71,10 +71,10 @@ class Launcher:
     def start(
         self, worker: WorkerHandle, tasks: int, results: int, queue: TaskQueue | None, pipes: list[int]
     ) -> BaseProcess:
-        """Starts a worker, whose ends of its pipes are ``tasks`` and ``results``. ``pipes``: the parent's ends of all
+        """Starts a worker. ``tasks`` and ``results`` are its ends of its pipes; ``pipes`` are the parent's ends of all
         pipes, which a forked worker closes."""
         method = processes.method_of(self._context)
-        # PR_SET_PDEATHSIG is about the thread that forked, and any other thread may end before the workers do.
+        # PR_SET_PDEATHSIG follows the thread that forked, and any but the main thread may end before the workers do.
         known = method != "forkserver" and threading.current_thread() is threading.main_thread()
         parent = self._owner if known else 0
         interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -84,7 +84,7 @@ class Launcher:
             fds += [queue.fd, queue.memory.fd] if queue is not None else []
             server = self._running_fork_server(parent)
             remote = server.start(worker.place, worker.id, fds, queue is not None, interruptible)
-            return cast(BaseProcess, remote)  # it has all that is used of one
+            return cast(BaseProcess, remote)  # it has every attribute that is used
         shared = None if queue is None else (Fd(queue.fd), Fd(queue.memory.fd))
         ends: Ends = Fd(tasks), Fd(results), Fd(memory), shared
         to_close = pipes if method == "fork" else []
@@ -108,23 +108,23 @@ class Launcher:
         return self.fork_server
 
     def failure(self) -> str:
-        """Why no worker can be started any more; "" while one can."""
+        """Says why no more workers can be started; "" while they can."""
         return "" if self.fork_server is None else self.fork_server.failure()
 
     def stop_forking(self) -> None:
-        """From now on workers are started from a fork server. Those that were forked are still checked."""
+        """Starts workers from a fork server from now on. Those already forked are still checked."""
         assert self.fork_locks is not None
         self.fork_locks.closed = True
         self._context = multiprocessing.get_context("forkserver")
 
     def close(self, leave_s: float) -> None:
-        """Ends the fork server. Its workers have gone."""
+        """Ends the fork server, once its workers have gone."""
         if self.fork_server is not None:
             self.fork_server.close(leave_s)
 
 
 def _check_descriptors(n: int, fd: int) -> None:
-    """Raises OSError unless ``n`` more descriptors can be opened. ``fd`` is any that is open."""
+    """Raises OSError unless ``n`` more descriptors can be opened. ``fd``: any open descriptor."""
     copies: list[int] = []
     try:
         while len(copies) < n:

@@ -1,6 +1,6 @@
-"""Native thread pools (OpenMP, OpenBLAS, MKL, OpenCV), capped at one thread in a worker: the workers are the threads.
+"""Caps native thread pools (OpenMP, OpenBLAS, MKL, OpenCV) at one thread in a worker: workers are the parallelism.
 
-Otherwise each of N workers starts as many threads as there are cores, and they wait for each other.
+Otherwise each of N workers starts as many threads as there are cores, and they compete for the cores.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import threadpoolctl
 import torch
 
-# Packages with thread pools of their own. When one has been imported since, pools are looked for again.
+# Packages with their own thread pools. Once another of them is imported, pools are searched for again.
 _PACKAGES = ("cv2", "faiss", "mkl", "numba", "numpy", "scipy", "sklearn", "torch", "xgboost")
 _found: dict[tuple[bool, ...], threadpoolctl.ThreadpoolController] = {}
 
 
 def look() -> threadpoolctl.ThreadpoolController:
-    """The pools of this process. Finding them takes 3 ms, so a parent does it before it forks."""
+    """Returns this process's thread pools. Finding them takes 3 ms, so a parent does it before it forks."""
     loaded = tuple(name in sys.modules for name in _PACKAGES)
     if loaded not in _found:
         _found[loaded] = threadpoolctl.ThreadpoolController()
@@ -28,7 +28,7 @@ def look() -> threadpoolctl.ThreadpoolController:
 
 
 def cap_process() -> None:
-    """One thread for every pool of this process. For worker processes only."""
+    """Caps every pool of this process at one thread. For worker processes only."""
     torch.set_num_threads(1)
     for pool in look().lib_controllers:
         _set(pool, 1)
@@ -38,8 +38,8 @@ def cap_process() -> None:
 
 
 def _set(pool: threadpoolctl.LibController, count: int) -> None:
-    """Of OpenBLAS the variable that ``openblas_set_num_threads`` writes. After a fork that function would first start
-    all threads again, which spin for 0.1 s of processor time before they sleep."""
+    """Sets a pool's thread count. For OpenBLAS, writes the variable behind ``openblas_set_num_threads``: after a fork,
+    that function would first restart all threads, which spin for 0.1 s of processor time before they sleep."""
     if pool.internal_api == "openblas":
         with suppress(AttributeError, ValueError):  # a build that does not export it
             ctypes.c_int.in_dll(pool.dynlib, "blas_cpu_number").value = count
@@ -48,19 +48,22 @@ def _set(pool: threadpoolctl.LibController, count: int) -> None:
 
 
 def cap_thread() -> None:
-    """One thread for what this thread calls. OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data
-    environment ICVs"); torch and MKL obey it. ``torch.set_num_threads`` would also set it for threads that are made
-    later, the user's too. The counts of OpenBLAS and OpenCV belong to the whole process and are not changed."""
-    torch.get_num_threads()  # torch sets a thread's count at its first call; from here on it does not
+    """Caps OpenMP at one thread for code that this thread calls.
+
+    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch and MKL obey it.
+    ``torch.set_num_threads`` would also apply to threads made later, including the user's. The counts of OpenBLAS and
+    OpenCV belong to the whole process and are left alone.
+    """
+    torch.get_num_threads()  # torch sets a thread's count at its first call, which must not undo the cap below
     for pool in look().lib_controllers:
         if pool.user_api == "openmp":
             pool.set_num_threads(1)
 
 
 class OneThread:
-    """A context in which the calling thread uses one native thread, as a worker does: sums over large tensors and
-    products of matrices are then added up in the same order. BLAS has one count for the whole process, so other threads
-    of the script have one thread meanwhile, too."""
+    """Context manager that limits the calling thread to one native thread, as in a worker: sums over large tensors and
+    matrix products are then accumulated in the same order. BLAS has one count for the whole process, so the script's
+    other threads are limited meanwhile as well."""
 
     def __init__(self) -> None:
         torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it
@@ -85,7 +88,7 @@ class OneThread:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """All threads again, for what gives the same bits with any number of them: copies."""
+        """Restores all threads for operations whose bits do not depend on their number: copies."""
         self._restore()
         try:
             yield

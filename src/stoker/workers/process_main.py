@@ -1,13 +1,13 @@
-"""What runs in a worker process: tasks in, batches out, until it is told to leave.
+"""The main loop of a worker process: tasks in, batches out, until the worker is told to leave.
 
 1. ``main`` sets up the process: signals, inherited descriptors, native threads.
 2. ``_ProcessWorker.run`` calls ``worker_init_fn``, restores the random state of the worker that it replaces, if any,
-   and says that it is ready.
-3. ``_serve_own`` or ``_serve_shared`` waits for a task: from the worker's own pipe, or from the queue that all read.
+   and reports that it is ready.
+3. ``_serve_own`` or ``_serve_shared`` waits for a task from the worker's own pipe, or from the queue that all read.
 4. ``_answer`` makes the batch (``TaskRunner``), puts it into a slot (``_encode``), and sends a record to the parent.
 
-It leaves when it is told to, when its task pipe ends, when its parent has gone (prctl(2), ``PR_SET_PDEATHSIG``, and
-getppid(2) twice a second), and when its results are no longer read.
+It leaves when it is told to, when its task pipe is closed, when its parent has gone (prctl(2), ``PR_SET_PDEATHSIG``,
+and getppid(2) twice a second), and when its results are no longer read.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from .task_runner import TaskRunner
 if TYPE_CHECKING:
     from .shards import Shards
 
-FIRST_PSS_NS = 50_000_000  # a worker measures its memory after its first batch,
-PSS_SHARE = 500  # and then so seldom that it costs 0.2 % of its time, for that walks the page tables
-CHECKPOINT_NS = 20_000_000  # between two saves of the random state, 32 us each: a replacement repeats half of that
+FIRST_PSS_NS = 50_000_000  # a worker first measures its memory once it is this old,
+PSS_SHARE = 500  # then at intervals of this many times the cost: walking the page tables takes 0.2 % of its time
+CHECKPOINT_NS = 20_000_000  # between saves of the random state, 32 us each: a replacement repeats half of it on average
 NEVER_NS = 1 << 62
-# Since torch 2.14 a worker destroys a dataset that nothing else in its process refers to: not under fork, where it is a
-# copy of the parent's. Before, ``__del__`` of a dataset never ran in a worker.
-_DESTROYS_DATASETS = torch.__version__ >= "2.14"  # compared as versions, by torch
+# Since torch 2.14 a worker destroys its dataset if nothing else in the process refers to it. Under fork something does:
+# the dataset is a copy of the parent's. Before 2.14, a dataset's ``__del__`` never ran in a worker.
+_DESTROYS_DATASETS = torch.__version__ >= "2.14"  # torch compares these as versions
 _kept: list[WorkerSpec] = []
 
 
 Ends: TypeAlias = tuple[Fd, Fd, Fd, tuple[Fd, Fd] | None]
-"""A worker's descriptors: read end of its own task pipe, write end of its own result pipe, its arena, and where tasks
-are shared the queue's pipe and memory."""
+"""A worker's descriptors: read end of its task pipe, write end of its result pipe, its arena, and, if tasks are shared,
+the queue's pipe and memory."""
 
 
 def main(
@@ -72,12 +72,17 @@ def main(
     interruptible: bool,
     alive: Fd | None = None,
 ) -> None:
-    """The life of a worker process. ``place``: which worker its records come from. ``others``: descriptors inherited by
-    fork that would keep other pipes open. ``parent``: pid to die with, or 0 when that is not known (forkserver; a
-    thread that may end). ``interruptible``: whether to unblock SIGINT, which is blocked while a worker starts.
-    ``alive`` stays open as long as this process lives; the parent polls its other end."""
-    # Garbage of the parent is not collected here: another loader's iterator would try to end its workers. Pages that
-    # the collector does not touch stay shared.
+    """Runs a worker process from start to end.
+
+    Args:
+        place: the worker's place in the pool's table, which its records carry.
+        others: descriptors inherited by fork that would keep other pipes open.
+        parent: pid to die with, or 0 if it is not known (forkserver, or a thread that may end first).
+        interruptible: whether to unblock SIGINT, which is blocked while a worker starts.
+        alive: stays open as long as this process lives; the parent polls its other end.
+    """
+    # The parent's garbage must not be collected here: another loader's iterator would try to end its workers. Also,
+    # pages that the collector does not touch stay shared.
     gc.freeze()
     serving: _ProcessWorker | None = None
     try:
@@ -96,15 +101,15 @@ def main(
         serving = _ProcessWorker(spec if isinstance(spec, WorkerSpec) else spec.load(), place, worker, ends)
         serving.run()
     except (KeyboardInterrupt, BrokenPipeError):
-        pass  # the parent reports the first, and no longer reads after the second
+        pass  # the parent reports Ctrl-C itself; a broken pipe means that it no longer reads
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on the way out it would be a traceback
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # during exit it would print a traceback
         if serving is not None:
             serving.release()
 
 
 def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
-    """What ``get_worker_info()`` returns from now on."""
+    """Sets what ``get_worker_info()`` returns from now on."""
     dataset = getattr(dataset, "stands_for", None) or dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
@@ -135,7 +140,7 @@ class _ProcessWorker:
         self.collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         self.collate.install()
         self.phase = TaskPhase.BATCH
-        self.has_position = False  # the arena says where in the task this worker is
+        self.has_position = False  # whether the arena holds this worker's position in the task
         self.limit_ns = int(spec.sample_timeout * 1e9)
         self.arena.stack_fd = hangs.dump_on_request(all_threads=spec.timed)
         self.next_checkpoint_ns = 0 if spec.saves_rng else NEVER_NS
@@ -157,7 +162,7 @@ class _ProcessWorker:
         )
 
     def run(self) -> None:
-        """Answers tasks until it is time to leave."""
+        """Answers tasks until the worker must leave."""
         self._set_worker_info()
         self.runner.start()
         checkpoint = self.arena.rng_checkpoint() if self.spec.saves_rng else None
@@ -172,8 +177,8 @@ class _ProcessWorker:
             self._serve_shared(self.queue_memory)
 
     def release(self) -> None:
-        """Lets go of all that this worker has made, as torch's does when it ends: the iterator of an iterable dataset
-        is closed, which runs the ``finally`` of a generator, and the dataset is destroyed where torch's would be."""
+        """Releases all that this worker has made, as torch's workers do when they end. This closes the iterator of an
+        iterable dataset, so a generator's ``finally`` runs, and destroys the dataset if torch would."""
         if _DESTROYS_DATASETS:
             torch_worker._worker_info = None
         else:
@@ -193,7 +198,7 @@ class _ProcessWorker:
                 self._run(r)
 
     def _next_own(self) -> Message | None:
-        """The next record for this worker; None: leave."""
+        """Returns the next record for this worker; None if it must leave."""
         while not self.reader.ready:
             try:
                 if not self.reader.feed():
@@ -206,7 +211,7 @@ class _ProcessWorker:
         return None if r.kind == Kind.STOP else r
 
     def _serve_shared(self, memory: Arena) -> None:
-        """Answers tasks from the queue that all workers read; before that, those in its own pipe, of a dead worker."""
+        """Answers tasks from the queue that all workers read, after those of a dead worker in this worker's pipe."""
         arena = self.arena
         for _ in range(arena.private_tasks):
             own = self._next_own()
@@ -230,14 +235,14 @@ class _ProcessWorker:
 
     def _wait_ended(self) -> None:
         if self.idle.over():
-            self.cpu = time.thread_time_ns()  # processor time spent on waiting is not the next task's
+            self.cpu = time.thread_time_ns()  # processor time spent waiting must not count for the next task
 
     def _run_if_current(self, r: Message) -> None:
-        if r.epoch == self.arena.epoch:  # else of an epoch that was left early
+        if r.epoch == self.arena.epoch:  # else it belongs to an epoch that was left early
             self._run(r)
 
     def _run(self, r: Message) -> None:
-        """Answers a task, and says meanwhile which one it is: if this process dies, the parent knows."""
+        """Answers a task, and publishes its number meanwhile so that the parent knows it if this process dies."""
         if not self.says_task:
             self._answer(r)
             return
@@ -251,7 +256,7 @@ class _ProcessWorker:
         self.arena.current_task = None
 
     def _follow(self, epoch: int) -> None:
-        """Where tasks are shared, a new epoch and a new number of workers are known by the tasks and by the arena."""
+        """Follows changes of epoch and number of workers; if tasks are shared, only tasks and the arena tell them."""
         if self.workers != self.arena.workers:
             self.workers = self.arena.workers
             self._set_worker_info()
@@ -260,7 +265,7 @@ class _ProcessWorker:
             self.runner.resume(None)
 
     def on_sample_start(self, sample: int, samples: int) -> None:
-        """Says which sample of the task is loaded next (see ``faults.guard``), and until when that may take."""
+        """Publishes which sample of the task is loaded next (see ``faults.guard``), and its deadline."""
         self.has_position = True
         deadline = time.monotonic_ns() + samples * self.limit_ns if samples else 0
         self.arena.set_position(encode_position(self.phase, sample), deadline)
@@ -268,12 +273,12 @@ class _ProcessWorker:
     def _answer(self, r: Message) -> None:
         indices = pickle.loads(r.payload)
         if type(indices) is SeededTask:
-            assert isinstance(self.runner, TaskRunner)  # of a map-style dataset
+            assert isinstance(self.runner, TaskRunner)  # the dataset is map-style
             indices = self.runner.reseed(indices)
         if not self.runner.wants(indices):
             return
         if type(indices) is RetryTask:
-            assert isinstance(self.runner, TaskRunner)  # of a map-style dataset
+            assert isinstance(self.runner, TaskRunner)  # the dataset is map-style
             if indices.probe:
                 self.phase = TaskPhase.PROBING
                 self.runner.probe(indices)
@@ -289,7 +294,7 @@ class _ProcessWorker:
             self.next_checkpoint_ns = now + CHECKPOINT_NS
         data = self.runner.run(r.epoch, r.task, indices)
         if self.has_position:
-            self.on_sample_start(-1, 0)  # no sample is being loaded any more
+            self.on_sample_start(-1, 0)  # no sample is being loaded now
             self.phase = TaskPhase.BATCH
         if self.runner.exhausted:
             self.writer.cancel()
@@ -300,11 +305,11 @@ class _ProcessWorker:
         began = time.perf_counter_ns()
         try:
             reply = self._encode(data)
-        except Exception:  # a batch that cannot be pickled; torch's loader would hang here
+        except Exception:  # the batch cannot be pickled; torch's loader would hang here
             self.writer.cancel()
             reply = self._encode(self.runner.error())
         encoded = time.perf_counter_ns() - began
-        cpu = time.thread_time_ns()  # a system call, so only one a task
+        cpu = time.thread_time_ns()  # a system call, so only one per task
         times = self.runner.times(encoded, cpu - self.cpu)
         self.cpu = cpu
         self.arena.read_threads = self.runner.read_threads
@@ -323,7 +328,8 @@ class _ProcessWorker:
         self.cpu = time.thread_time_ns()
 
     def _encode(self, data: Batch) -> tuple[int, int, int, bytes]:
-        """Puts a batch where it fits: slot, bytes used, bytes of meta, inline payload (see ``transport.messages``)."""
+        """Puts a batch where it fits. Returns slot, bytes used, bytes of metadata and inline payload (see
+        ``transport.messages``)."""
         w = self.writer
         e = Encoded(data).place(w)
         if w.whole is not None and not e.in_slot and w.used:
@@ -337,7 +343,7 @@ class _ProcessWorker:
         need = e.size + ALIGN + long
         self.collate.expected = max(need, self.collate.expected - self.collate.expected // 16)
         if need > w.capacity:
-            # No slot yet, or one that proved too small: what is in it is copied once more.
+            # There is no slot yet, or it proved too small: then its contents are copied once more.
             w.cancel()
             e.place()
             need = e.size + ALIGN + long

@@ -1,17 +1,17 @@
-"""Worker processes: tasks in and results out by pipes, batches through each worker's arena.
+"""A pool of worker processes: tasks and results go through pipes, batches through each worker's arena.
 
-Who does what with a task:
+The path of a task:
 
 1. parent, ``submit``: pickles the indices, and writes them to the worker's pipe (``Outbox``) or to the pipe that all
-   workers read (``TaskQueue``). What does not fit waits; the parent never blocks on a worker.
+   workers read (``TaskQueue``). Tasks that do not fit wait; the parent never blocks on a worker.
 2. worker, ``process_main``: fetches, collates into a slot of its arena, and writes a record to its result pipe. It may
    block there until the parent reads.
 3. parent, ``receive``: waits for records of all workers, and meanwhile checks for deaths and hangs (``health``).
-4. parent, ``Received.take``: decodes the batch in place (``lease_or_copy``). ``transport.slots`` says when its memory
-   is free again.
+4. parent, ``Received.take``: decodes the batch in place (``lease_or_copy``). ``transport.slots`` explains when its
+   memory is free again.
 
-``launch`` starts a process, ``process_table`` keeps the processes and their pipes, ``restart`` decides what becomes of
-a dead worker's tasks.
+``launch`` starts a process, ``process_table`` keeps the processes and their pipes, ``restart`` reassigns a dead
+worker's tasks.
 """
 
 from __future__ import annotations
@@ -44,16 +44,20 @@ from .protocol import Position, RetryTask, WorkerSpec, WorkerStatus, check_inter
 from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
-PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
-LOOK_S = 0.5  # the same for a worker that hangs on a lock, where the script's own process can do without it
-READ_S = 1.0  # that closing waits for a thread that reads results
-FLUSH_S = 0.01  # between two attempts to write to a task pipe that was full
+PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor signalled; torch's own interval
+LOOK_S = 0.5  # the same for a deadlocked worker, if the script's own process can do without it
+READ_S = 1.0  # how long closing waits for a thread that reads results
+FLUSH_S = 0.01  # between two attempts to write to a full task pipe
 
 
 class ProcessPool:
-    """Worker processes of one iterator. See ``workers.protocol.Pool``. ``context``: of multiprocessing, or
-    torch.multiprocessing itself. ``arenas``: memory of an earlier epoch's workers, used again warm; taken out of this
-    list. ``later``: no worker is started before ``resize``."""
+    """The worker processes of one iterator. See ``workers.protocol.Pool``.
+
+    Args:
+        context: a multiprocessing context, or torch.multiprocessing itself.
+        arenas: memory of an earlier epoch's workers, reused while it is warm and removed from this list.
+        later: start no worker before ``resize``.
+    """
 
     ahead = 0
 
@@ -69,7 +73,7 @@ class ProcessPool:
         launcher = Launcher(context, spec)
         self.budget = budget
         self.finishing = False  # the task queue takes no more tasks
-        self.dispensable = False  # the script's own process can make the batches, too
+        self.dispensable = False  # the script's own process can also make the batches
         self._next_look = 0.0
         self._wake_fd = -1
         self._spec = spec
@@ -77,17 +81,17 @@ class ProcessPool:
         self._owner = os.getpid()
         self._lock = threading.Lock()  # a pinning thread receives while the consumer resizes
         self._count = 0 if later else spec.num_workers
-        self._missing: list[int] = []  # ids of workers that are to be started
+        self._missing: list[int] = []  # ids of workers still to be started
         self._next_add = 0.0
         self._closed = False
-        self._has_private_tasks = False  # some worker has tasks in its own pipe, beside the queue
+        self._has_private_tasks = False  # some worker has tasks in its own pipe besides the queue
         self._epoch = 0
         self._queue = TaskQueue() if spec.shared else None
         self._table = ProcessTable(launcher, self._queue, arenas, locker)
         self._workers = self._table.workers
         self._ready = self._table.ready
         try:
-            # Both before the first fork: pages that are written after it are copied one by one.
+            # Both before the first fork: pages written after it are copied one by one.
             exit_reason.begin()
             self._table.prepare(self._count)
             for worker in range(self._count):
@@ -98,13 +102,13 @@ class ProcessPool:
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """All that have not been joined."""
+        """All processes that have not been joined."""
         return self._table.processes
 
     # -- starting and replacing workers
 
     def grow(self) -> None:
-        """Adds one worker, which gets tasks of its own."""
+        """Adds one worker, with its own tasks."""
         self._add(len(self._workers))
 
     def resize(self, n: int) -> None:
@@ -124,8 +128,8 @@ class ProcessPool:
                 reader.arena.workers = n
 
     def replace(self, place: int, tasks: Sequence[Task]) -> None:
-        """Starts another process for a worker that died: same id, place, memory, and saved random state. The tasks of
-        one that was to leave go to the queue instead."""
+        """Replaces a dead worker by a process with the same id, place, memory and saved random state. If the worker had
+        been told to leave, its tasks go to the queue instead."""
         with self._lock:
             old = self._workers[place]
             arena = old.reader.arena
@@ -149,8 +153,8 @@ class ProcessPool:
                 worker.outbox.put(Kind.STOP, place, 0, 0)
 
     def _add_missing(self) -> None:
-        """Starts one of the missing workers. A fork takes 5 ms of the consumer's time, and several in a row would be a
-        pause, so forks take at most a fifth of its time. The first worker is started at once."""
+        """Starts one of the missing workers. A fork takes 5 ms of the consumer's time, and several in a row would stall
+        it, so forks take at most a fifth of its time. The first worker is started at once."""
         began = time.monotonic()
         if self._missing and (began >= self._next_add or not self.alive()):
             try:
@@ -221,7 +225,7 @@ class ProcessPool:
     # -- results
 
     def wake_by(self, fd: int) -> None:
-        """``receive`` returns None before its time when this eventfd(2) is written."""
+        """Makes ``receive`` return None early when this eventfd(2) is written."""
         self._wake_fd = fd
         self._table.poll.register(fd, select.POLLIN)
 
@@ -238,8 +242,8 @@ class ProcessPool:
 
     @contextlib.contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Around what a thread does that may go on while another one closes the pool. At the interpreter's end that is
-        a daemon thread, which has only to wait for the end."""
+        """Wraps calls during which another thread may close the pool. At interpreter shutdown, the caller is a daemon
+        thread, which only waits for the end."""
         try:
             yield
         except OSError:
@@ -250,8 +254,8 @@ class ProcessPool:
             raise AssertionError("the workers of this iterator have been shut down") from None
 
     def _receive(self, timeout: float | None, worker: int | None) -> Received | None:
-        # Results of other workers would wake this process for nothing. But the end of an iterable dataset has to be
-        # known early, as in torch.
+        # Results of other workers would wake this process for nothing. But the end of an iterable dataset must be known
+        # early, as in torch.
         alone = worker is not None and self._spec.kind != _DatasetKind.Iterable
         poll = self._workers[worker].poll if alone and worker is not None else self._table.poll
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -280,7 +284,7 @@ class ProcessPool:
         return Received(self.lease_or_copy, r, handle.reader)
 
     def _interval_s(self) -> float:
-        """How long to wait for results before the next check. Writes tasks that wait."""
+        """Returns how long to wait for results before the next check. Writes waiting tasks."""
         most = LOOK_S if self.dispensable else PARENT_POLL_S
         if self._spec.timed:
             most = min(most, check_interval_s(self._spec.sample_timeout))
@@ -294,7 +298,7 @@ class ProcessPool:
             health.check_locks(self._workers, self._table.launcher)
 
     def lease_or_copy(self, reader: SlotReader, slot: int, used: int) -> Bytes:
-        """The slot's bytes for the consumer: in place within the budget, copied out beyond it."""
+        """Returns the slot's bytes for the consumer: in place within the budget, else a copy."""
         budget = self.budget
         readers = self._table.readers
         count = sum(len(r.leases) for r in readers)
@@ -303,7 +307,7 @@ class ProcessPool:
         return reader.copy(slot, used)
 
     def _flush(self) -> bool:
-        """Writes what the task pipes did not take. Returns True when nothing is left."""
+        """Writes tasks that did not fit into the pipes. Returns True when none is left."""
         if self._queue is not None:
             done = self._queue.flush()
             if not done or not self._has_private_tasks:
@@ -317,7 +321,7 @@ class ProcessPool:
     # -- the end of workers
 
     def _check_deaths(self, events: list[tuple[int, int]]) -> None:
-        """Raises when a worker that was not told to leave is gone, and all that it sent has been read."""
+        """Raises WorkerDiedError if a worker that was not told to leave is gone and all that it sent has been read."""
         woken = {fd for fd, _ in events}
         dead = []
         for worker in self._workers:
@@ -328,11 +332,11 @@ class ProcessPool:
             elif worker.process.sentinel in woken:
                 self._reap(worker)
         if not dead or self._table.is_inbox(woken):
-            return  # again when all pipes are silent
+            return  # checked again when all pipes are silent
         if self._table.read(self._table.poll.poll(0)):
             self._reap_leavers()
         if self._ready:
-            return  # what it sent before it died
+            return  # results sent before the death come first
         for worker in dead:
             worker.current_task = worker.reader.arena.current_task
             worker.reader.arena.current_task = None
@@ -346,22 +350,22 @@ class ProcessPool:
         raise health.died_error(dead, reason, self._epoch, self._queue is not None)
 
     def _may_leave(self, worker: WorkerHandle) -> bool:
-        """Whether one that has ended was to end, and has answered all its tasks."""
-        if self._queue is not None:  # one that was killed may have taken a task in that very instant
+        """Whether a worker that has ended had been told to, and has answered all its tasks."""
+        if self._queue is not None:  # a killed worker may have taken a task just before
             told = worker.leaving or self.finishing
             return told and worker.reader.arena.current_task is None and not worker.process.exitcode
         return worker.leaving or (self.finishing and worker.given == worker.answered)
 
     def _reap_leavers(self) -> None:
-        """Removes workers that were told to leave, and did."""
+        """Removes workers that were told to leave and have left."""
         for worker in self._workers:
             running = worker.state is ProcessState.RUNNING
             if worker.leaving and running and not alive(worker.process) and self._may_leave(worker):
                 self._reap(worker)
 
     def _reap(self, worker: WorkerHandle) -> None:
-        """Removes a worker that was told to leave, and did. Its memory is used again, warm. Where each worker has tasks
-        of its own, it stays until the pool is closed."""
+        """Removes a worker that was told to leave and has left. Its memory is reused while it is warm. If each worker
+        has its own tasks, the worker stays in the table until the pool is closed."""
         self._table.stop_polling(worker.process.sentinel)
         if self._queue is None or not worker.leaving:
             return
@@ -388,18 +392,18 @@ class ProcessPool:
         self._table.close(leave_s)
         self._arenas.extend(r for r in self._table.readers if not r.degraded)
 
-    # -- what is known of workers and their memory
+    # -- the state of workers and their memory
 
     def alive(self) -> int:
         return sum(w.is_active for w in self._workers)
 
     def rng_checkpoint(self, place: int) -> TaskId | None:
-        """The task before which a worker saved its random state; None: never."""
+        """Returns the task before which a worker last saved its random state; None if it never did."""
         checkpoint = self._workers[place].reader.arena.rng_checkpoint()
         return None if checkpoint is None else checkpoint[0]
 
     def status(self, place: int) -> WorkerStatus:
-        """What is known of a worker that has died."""
+        """Returns what is known about a worker that has died."""
         worker = self._workers[place]
         arena, process = worker.reader.arena, worker.process
         return WorkerStatus(
@@ -416,19 +420,19 @@ class ProcessPool:
         )
 
     def pss(self) -> dict[int, int]:
-        """Bytes of memory by worker, as each measured itself last; without those that have not yet."""
+        """Returns bytes of memory by worker id, from each worker's last measurement; omits workers without one."""
         found = {w.id: w.reader.arena.pss for w in self._workers if not w.is_gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
 
     def read_threads(self) -> int:
-        """The most threads that load samples in a worker; 0: in no worker there are any."""
+        """Returns the largest number of sample-loading threads in any worker; 0 if no worker has any."""
         return max((w.reader.arena.read_threads for w in self._workers if not w.is_gone), default=0)
 
     def shrink(self) -> None:
-        """Gives back the memory of free slots."""
+        """Returns the memory of free slots to the system."""
         for reader in self._table.readers:
             reader.shrink()
 
     def slots(self) -> int:
-        """How many there are now, of all workers."""
+        """Returns the present number of slots of all workers."""
         return sum(r.arena.slots for r in self._table.readers)

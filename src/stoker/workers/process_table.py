@@ -1,4 +1,4 @@
-"""The processes of one pool: their pipes, their memory, and what the pool polls."""
+"""The processes of one pool: their pipes, their memory, and the descriptors that the pool polls."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class ProcessTable:
     ) -> None:
         self.launcher = launcher
         self.workers: list[WorkerHandle] = []  # by place
-        self.processes: list[BaseProcess] = []  # all that have not been joined
-        self.readers: list[SlotReader] = []  # memory of all workers there were
+        self.processes: list[BaseProcess] = []  # those not yet joined
+        self.readers: list[SlotReader] = []  # memory of all workers, past and present
         self.free_readers: list[SlotReader] = []  # memory of workers that have left
-        self.ready: deque[Message] = deque()  # records that were read
-        self.poll = select.poll()  # results, and the death of a worker
+        self.ready: deque[Message] = deque()  # records read but not yet received
+        self.poll = select.poll()  # result pipes and process sentinels
         self._queue = queue
         self._arenas = arenas
         self._locker = locker
         self._by_inbox: dict[int, WorkerHandle] = {}
 
     def prepare(self, n: int) -> None:
-        """Makes the memory of ``n`` workers. The first worker takes the first."""
+        """Allocates the memory of ``n`` workers, in the order in which they take it."""
         self.free_readers = [self.take_reader() for _ in range(n)][::-1]
 
     def take_reader(self) -> SlotReader:
-        """Memory for a worker."""
+        """Returns memory for a worker."""
         if self.free_readers:
             return self.free_readers.pop()
         reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
@@ -50,7 +50,7 @@ class ProcessTable:
         return reader
 
     def free_place(self) -> int:
-        """A place whose worker is gone and whose results have been read, or a new one."""
+        """Returns a place whose worker is gone and whose results have been read, or a new one."""
         unread = {r.worker for r in self.ready}
         return next((w.place for w in self.workers if w.is_gone and w.place not in unread), len(self.workers))
 
@@ -94,7 +94,7 @@ class ProcessTable:
             worker = self._by_inbox.get(fd)
             if worker is None:
                 ended = True
-            elif not worker.inbox.feed():  # it has ended, or is about to
+            elif not worker.inbox.feed():  # the worker has ended, or is about to
                 self.stop_polling(fd)
                 worker.poll.register(worker.process.sentinel, select.POLLIN)
         return ended
@@ -121,7 +121,7 @@ class ProcessTable:
         self.stop_polling(worker.process.sentinel)
 
     def close(self, leave_s: float) -> None:
-        """Ends all processes, which have been told to leave, and frees the slots that the consumer does not hold."""
+        """Ends all processes, which have been told to leave, and frees slots that the consumer does not hold."""
         for worker in self._by_inbox.values():
             os.close(worker.inbox.fd)
             os.close(worker.outbox.fd)

@@ -1,4 +1,4 @@
-"""What the scheduler and workers of any kind agree on. A new kind of worker is a new file that implements ``Pool``."""
+"""The interface between the scheduler and any kind of workers. A new kind is a new file that implements ``Pool``."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ if TYPE_CHECKING:
 
 
 class TaskPhase(enum.IntEnum):
-    """What a worker does with a task, as far as it says so."""
+    """What a worker is doing with a task, as far as it reports it."""
 
     BATCH = 0  # makes the batch
-    PROBING = 1  # loads each sample alone, to find the one that kills
-    PROBED = 2  # makes the batch; each sample could be loaded alone
+    PROBING = 1  # loads each sample alone, to find the one that kills the worker
+    PROBED = 2  # makes the batch, after each sample could be loaded alone
 
 
 class WorkersUselessError(Exception):
-    """Workers that stoker has chosen itself cannot do their work; the script's own process goes on without them. No
-    script sees this."""
+    """Workers that stoker added on its own initiative cannot do their work, so the script's own process goes on without
+    them. Never reaches the script."""
 
 
 class Position(NamedTuple):
     """Where a worker is in its task."""
 
-    phase: TaskPhase  # what it does with the task
-    sample: int | None  # which sample of the task it loads; None: not known, or all at once
+    phase: TaskPhase
+    sample: int | None  # position in the task of the sample being loaded; None: unknown, or all at once
 
     @classmethod
     def decode(cls, word: int) -> Position:
-        """Of the word in the worker's arena, which ``encode_position`` made."""
+        """Decodes the word that ``encode_position`` made for the worker's arena."""
         sample = (word & 0xFFFFFFFF) - 1
         return cls(TaskPhase(word >> 32), sample if sample >= 0 else None)
 
 
 def encode_position(phase: int, sample: int) -> int:
-    """A position as one word of the worker's arena; a sample of -1: not known, or all at once."""
+    """Encodes a position as one word of the worker's arena; sample -1 means unknown, or all at once."""
     return phase << 32 | sample + 1
 
 
 class RetryTask(NamedTuple):
-    """Takes the place of a task's indices when its worker died, or when some of its samples are known to be bad."""
+    """Replaces a task's indices when its worker died, or when some of its samples are known to be bad."""
 
     indices: Index  # of the task
     bad: dict[int, Failure]  # by position, samples that are not tried
-    replay: bool = False  # it was answered before, and is run only for the random state that it leaves
-    probe: bool = False  # before it is run, each sample is loaded alone, to see which of them kills
-    others: int = 0  # how often the replacement of a sample took too long: then another one is drawn
+    replay: bool = False  # the task was answered before, and is repeated only for its effect on the random state
+    probe: bool = False  # first load each sample alone, to see which of them kills the worker
+    others: int = 0  # how often a sample's replacement took too long; each time another one is drawn
 
 
 class SeededTask(NamedTuple):
-    """Takes the place of a task's indices where a worker outlives the iterator that it was started for."""
+    """Replaces a task's indices if a worker outlives the iterator that it was started for."""
 
-    base_seed: int  # of the iterator that the task is of
-    epochs: int  # of the run, before the epoch that the task's record names
+    base_seed: int  # of the iterator that the task belongs to
+    epochs: int  # epochs of the run before those that task records count
     indices: Index  # of the task, or a ``RetryTask``
 
 
 class LateDataset(Protocol):
-    """Says in the middle of an epoch that another dataset makes the same samples, from a cache."""
+    """Announces in the middle of an epoch that another dataset makes the same samples from a cache."""
 
     def ask(self) -> bool: ...
 
@@ -77,7 +77,7 @@ class LateDataset(Protocol):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker needs to know; torch passes the same to its ``_worker_loop``."""
+    """All that a worker needs to know, like the arguments of torch's ``_worker_loop``."""
 
     kind: int  # torch's ``_DatasetKind``
     dataset: Any  # the dataset; copied by fork or pickled
@@ -86,29 +86,29 @@ class WorkerSpec:
     drop_last: bool  # torch's
     base_seed: int  # drawn by the iterator; a worker's seed is ``base_seed + id``
     init_fn: Callable[[int], None] | None  # called with the worker's id before the first fetch
-    num_workers: int  # how many there are, for ``get_worker_info()``
+    num_workers: int  # for ``get_worker_info()``
     shared_seed: int | None  # torch's seed for datapipes, else None
     task_seeds: bool  # seed per task instead of per worker
     shared: bool = False  # any free worker takes the next task
-    on_error: OnError | None = None  # what to do about samples that fail; None: what torch does
-    restart: bool = False  # another worker takes the place of one that died
-    sample_timeout: float = 0.0  # seconds that a sample may take; 0: no limit
-    # that load samples of a batch at once in a worker process; "auto": where it is safe and pays; None: none, but a
-    # ``Staged`` decides for itself
+    on_error: OnError | None = None  # policy for samples that fail; None for torch's behaviour
+    restart: bool = False  # replace dead workers
+    sample_timeout: float = 0.0  # seconds that a sample may take; 0 for no limit
+    # threads per worker process that load samples of a batch concurrently; "auto": if it is safe and pays; None: none,
+    # but a ``Staged`` decides for itself
     read_threads: int | str | None = None
-    parts: tuple[WorkerPart, ...] = ()  # by worker, where to go on in the middle of an epoch; empty: at its beginning
-    part_epochs: int = 0  # epochs of the workers' life before these, for task seeds
-    batch_size: int | None = None  # samples in a task of an iterable dataset; None for one without batches
+    parts: tuple[WorkerPart, ...] = ()  # by worker, where to resume in the middle of an epoch; empty: at its beginning
+    part_epochs: int = 0  # epochs before those that these workers count, for task seeds
+    batch_size: int | None = None  # samples in a task of an iterable dataset; None if it is not batched
     # a worker sends a stateful dataset's state every ``tell`` of its tasks; 0: of map-style datasets only; -1: never
     tell: int = -1
-    look: bool = False  # say whether the first task has moved the worker's random state
-    shards: int = 0  # parts of an iterable dataset, where they are not one a worker, or not its own; else 0
-    places: tuple[ShardStart, ...] = ()  # where each of these parts was begun, if they were dealt anew among the ranks
-    ranks: tuple[int, int] = (0, 1)  # rank of the training process, and how many there are
-    late: LateDataset | None = None  # what may come to be used in place of the dataset; None: nothing
+    look: bool = False  # report whether the first task moved the worker's random state
+    shards: int = 0  # number of parts of an iterable dataset, unless each worker has exactly its own; else 0
+    places: tuple[ShardStart, ...] = ()  # where each part started, if parts were redistributed among the ranks
+    ranks: tuple[int, int] = (0, 1)  # rank of the training process, and number of ranks
+    late: LateDataset | None = None  # may later replace the dataset; None: nothing will
 
     def place(self, part: int) -> ShardStart:
-        """Where a part of an iterable dataset was begun. Of a map-style dataset parts are workers."""
+        """Returns where a part of an iterable dataset started. For a map-style dataset, parts are workers."""
         return (
             self.places[part]
             if self.places
@@ -117,46 +117,46 @@ class WorkerSpec:
 
     @property
     def timed(self) -> bool:
-        """Whether each sample's beginning is noted."""
+        """Whether workers record when each sample's loading starts."""
         return self.sample_timeout > 0
 
     @property
     def saves_rng(self) -> bool:
-        """Whether workers save their random state, from which a replacement goes on."""
+        """Whether workers save their random state for a replacement to start from."""
         return self.restart and not self.task_seeds
 
 
 class WorkerReply(NamedTuple):
-    """A batch, and what its worker reports with it."""
+    """A batch with its worker's report."""
 
-    data: Batch  # the batch, ``Partial`` or not, or an error in its place
+    data: Batch  # the batch, possibly a ``Partial``, or an error instead
     at: int  # batches that this worker has made
-    state: bytes | None  # the dataset's, pickled; None: it has no state, or none is due
-    moved: bool  # the first task of a resumed worker has moved its random state
+    state: bytes | None  # the dataset's pickled state; None if it has no state, or none is due
+    moved: bool  # the first task of a resumed worker moved its random state
 
 
 class WorkerStatus(NamedTuple):
-    """What is known of a worker process that has died."""
+    """What is known about a worker process that has died."""
 
-    id: int  # the worker's
+    id: int  # of the worker
     pid: int | None  # of the process
     exitcode: int | None  # negative: ended by that signal; None: not known
     current_task: TaskId | None  # the task that it was doing; None: it died between two tasks
     position: Position  # where it was in that task
-    rng_checkpoint: TaskId | None  # the task before which its random state was saved; None: never
-    nbytes: int  # its memory, as it was measured last; 0: it was not
+    rng_checkpoint: TaskId | None  # the task before which its random state was last saved; None: never
+    nbytes: int  # its memory when last measured; 0 if it never was
     ready: bool  # it had started
-    stack: str = ""  # where it was when it was killed because a sample took too long; "": it was not killed for that
+    stack: str = ""  # its stack when it was killed because a sample took too long; "" if it was not killed for that
     leaving: bool = False  # it had been told to leave
 
     @property
     def timed_out(self) -> bool:
-        """It was killed because a sample took too long."""
+        """Whether it was killed because a sample took too long."""
         return bool(self.stack)
 
 
 def check_interval_s(sample_timeout: float) -> float:
-    """Seconds between two checks whether a sample takes too long."""
+    """Returns the seconds between two checks for samples that take too long."""
     return min(0.5, max(0.01, sample_timeout / 4))
 
 
@@ -171,15 +171,15 @@ class Result(Protocol):
     nbytes: int  # memory that the batch takes
 
     def take(self) -> Batch:
-        """The batch, or torch's ``ExceptionWrapper``. Once only."""
+        """Returns the batch, or torch's ``ExceptionWrapper``. May be called only once."""
 
     def drop(self) -> None:
-        """Gives its slot back without delivering it."""
+        """Frees the batch's slot without delivering the batch."""
 
 
 @dataclass(slots=True)
 class LocalBatch:
-    """A batch made in this process, by a thread or by the consumer, until it is delivered."""
+    """An undelivered batch made in this process, by a thread or by the consumer."""
 
     worker: int
     epoch: int
@@ -213,35 +213,37 @@ class Lost:
 
 
 class Pool(Protocol):
-    """Workers of one kind. ``ahead``: tasks that may be in flight beside those of the workers that the scheduler
-    counts."""
+    """Workers of one kind. ``ahead``: tasks that may be in flight in addition to those of the workers that the
+    scheduler counts."""
 
     @property
     def ahead(self) -> int: ...
 
     def submit(self, worker: int | None, task: Task) -> None:
-        """Gives a worker a task; None: any worker that is free. Never blocks."""
+        """Gives a task to a worker, or to any free one if ``worker`` is None. Never blocks."""
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
-        """A new epoch begins for every worker."""
+        """Begins a new epoch in every worker."""
 
     def retire(self, worker: int) -> None:
-        """The worker has no more work in this run; it may leave."""
+        """Tells a worker that there is no more work for it, so it may leave."""
 
     def resize(self, n: int) -> None:
-        """Changes the number of workers, where tasks are shared. Returns at once: new workers start in the background,
-        those that leave finish their current task."""
+        """Changes the number of workers, if tasks are shared. Returns at once: new workers start in the background, and
+        leaving ones finish their current task."""
 
     def alive(self) -> int:
-        """Workers that have not died or been told to leave."""
+        """Returns the number of workers that have neither died nor been told to leave."""
 
     def finish(self) -> None:
-        """There will be no more tasks. Workers leave when they have answered those that they have."""
+        """Announces that there will be no more tasks. Workers leave once they have answered those they have."""
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
-        """The next result, or None after ``timeout`` seconds. ``timeout``: None: no limit. ``worker``: whose result is
-        needed. Results of others may come first, or stay unread until they are needed. Raises WorkerDiedError: a worker
-        that was not told to leave is gone."""
+        """Returns the next result, or None after ``timeout`` seconds (None: no limit).
+
+        ``worker`` is the one whose result is needed. Others' results may come first, or stay unread until they are
+        needed. Raises WorkerDiedError if a worker that was not told to leave is gone.
+        """
 
     def close(self) -> None:
-        """Ends all workers and frees everything. May be called twice; in a forked child it does nothing."""
+        """Ends all workers and frees everything. May be called twice; does nothing in a forked child."""

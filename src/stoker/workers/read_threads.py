@@ -1,15 +1,15 @@
-"""Loads several samples of a batch at once, by threads of one worker process, where loading mostly waits (far storage).
+"""Loads several samples of a batch at once, with threads in one worker process, if loading mostly waits (far storage).
 
-``ReadThreads`` is called with the indices of a batch before they are loaded one after the other, and returns those
-samples that need not be loaded any more:
+``ReadThreads`` is called with a batch's indices before they are loaded one by one, and returns the samples that it has
+already loaded:
 
-1. ``_measure``: the first samples are loaded as always, and timed. If they do not wait, that is all.
-2. ``_try``: the whole batch is loaded by threads. The samples that were loaded twice have to be equal to the bit, the
-   dataset has to be as it was, and it has to be quicker.
-3. ``_at_once``: from then on each batch is loaded by threads.
+1. ``_measure``: loads the first samples as usual and times them. If they do not wait, it stops here.
+2. ``_try``: loads the whole batch with threads. Samples that were loaded twice must be bit-identical, the dataset must
+   be unchanged, and the threads must be faster.
+3. ``_at_once``: loads each later batch with threads.
 
-No random state is moved by threads: what a batch drew is taken back, and nothing is loaded by threads any more. A
-sample that fails is not returned, so it is loaded again in its turn, and raises there what it raises.
+Threads must not advance any random state: if a batch drew random numbers, the state is restored and threads are no
+longer used. A sample that fails is not returned, so it is loaded again in its turn and raises its error there.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from . import native_threads
 from .faults.guard import OnSampleStart
 from .fetcher import is_asked_one_by_one, staged_in
 
-MOST = 16  # threads: with 20 ms a request, and two rounds a batch of 32, more bring little and are more connections
-PROBES = 4  # samples that are timed; the first of them opens files and connections, and does not count
-LEAST_S = 1e-3  # that a sample waits: below that handing it to a thread costs too much
+MOST = 16  # threads: at 20 ms a request, a batch of 32 takes two rounds; more gain little and need more connections
+PROBES = 4  # samples that are timed, except the first, which opens files and connections
+LEAST_S = 1e-3  # minimum loading time of a sample: below that, handing it to a thread costs too much
 BUSY = 0.3  # share of processor time above which a sample does not mostly wait
-LEAST_GAIN = 1.25  # of a batch by threads, against one sample after the other
-AGAIN = 64  # batches until it is measured again, the first time, or until a sample is compared
-SLOW = 3  # batches in a row that are slower than one sample after the other: it is measured again
+LEAST_GAIN = 1.25  # minimum speed-up of a batch over loading one sample after the other
+AGAIN = 64  # batches until the first new measurement, and between comparisons of a sample
+SLOW = 3  # after this many consecutive batches slower than one sample after the other, measure again
 DRAWS = "loading a sample draws random numbers"
 OTHER = "a sample that is loaded beside others is another one"
 OFF = "From now on samples are loaded one after the other."
@@ -51,9 +51,14 @@ REMEDY = "stoker.Staged reads several at once and draws in order"
 
 
 class ReadThreads:
-    """Loads samples of one dataset by threads, in a worker process. ``objects``: the dataset, and what else loading
-    uses. ``threads``: how many; None: measuring decides, and only for what is known to be safe. ``same``: whether two
-    samples are equal. ``on_wait``: see ``faults.guard``; called before each sample that is waited for."""
+    """Loads samples of one dataset with threads, in a worker process.
+
+    Args:
+        objects: the dataset, and other objects that loading uses.
+        threads: number of threads; None to decide by measuring, and only if loading is known to be safe.
+        same: whether two samples are equal.
+        on_wait: see ``faults.guard``; called before each wait for a sample.
+    """
 
     def __init__(
         self,
@@ -70,25 +75,26 @@ class ReadThreads:
         self._on_wait = on_wait
         self._pool: ThreadPoolExecutor | None = None
         self._generators: Found | None = None
-        self._skip, self._next_skip = 0, AGAIN  # batches until it is measured again
-        self._batches = 0  # by threads
-        self._slow = 0  # of them in a row
-        self._usual_s = 0.0  # seconds that a sample takes alone
-        self.why_not = ""  # why samples are loaded one after the other; "" while that is not known
-        self._cpu_ns = 0  # of the threads
+        self._skip, self._next_skip = 0, AGAIN  # batches until the next measurement
+        self._batches = 0  # loaded with threads
+        self._slow = 0  # consecutive slow batches among them
+        self._usual_s = 0.0  # seconds to load one sample alone
+        self.why_not = ""  # why samples are loaded one after the other; "" if that is not decided
+        self._cpu_ns = 0  # processor time of the threads
 
     @property
     def count(self) -> int:
-        """Threads that load samples now."""
+        """Number of threads that load samples now."""
         return 0 if self._pool is None else self._pool._max_workers
 
     def take_cpu_ns(self) -> int:
-        """Processor time of the threads since it was last asked for."""
+        """Returns the threads' processor time since the last call."""
         spent, self._cpu_ns = self._cpu_ns, 0
         return spent
 
     def __call__(self, indices: Sequence[Index]) -> dict[int, Sample]:
-        """Samples of a batch by their position. Random states are as if the others were loaded next."""
+        """Returns samples of a batch by position. Leaves random states as if only the returned ones had been loaded, so
+        the others can be loaded next."""
         if self.why_not or not isinstance(indices, (list, tuple)) or len(indices) < 2:
             return {}
         if self._pool is not None:
@@ -104,11 +110,11 @@ class ReadThreads:
         return RandomState(self._generators)
 
     def _without_draws(self, make: Callable[[], dict[int, Sample]]) -> dict[int, Sample]:
-        """Samples, if making them drew nothing."""
+        """Calls ``make`` and returns its samples, unless making them drew random numbers."""
         before = self._states()
         try:
             made = make()
-        except Exception:  # it is raised again when the sample is loaded in its turn
+        except Exception:  # raised again when the sample is loaded in its turn
             made = {}
         if before.moved():
             before.restore()
@@ -121,7 +127,7 @@ class ReadThreads:
     def _measure(self, indices: Sequence[Index]) -> dict[int, Sample]:
         before = self._states()
         try:
-            made = {0: self._load(indices[0])}  # it is the next one to draw anyway, and may make generators
+            made = {0: self._load(indices[0])}  # its draws come next anyway, and it may create generators
         except Exception:
             before.restore()
             return {}
@@ -132,13 +138,13 @@ class ReadThreads:
         return made | self._without_draws(lambda: self._probe(indices))
 
     def _probe(self, indices: Sequence[Index]) -> dict[int, Sample]:
-        """Loads a few samples and times them; and by threads those after the first, if they wait."""
+        """Loads a few samples and times them. If they mostly wait, loads all but the first with threads."""
         made: dict[int, Sample] = {}
         waits, works = [], []
         for k in range(1, min(PROBES, len(indices))):
             began, began_cpu = time.perf_counter(), time.process_time() + processes.core_wait_s()
             made[k] = self._load(indices[k])
-            # Of all threads: fsspec has one of its own. Waiting for a core is no waiting for data.
+            # The time of all threads, because fsspec has its own. Waiting for a core is not waiting for data.
             works.append(time.process_time() + processes.core_wait_s() - began_cpu)
             waits.append(time.perf_counter() - began)
         self._usual_s, work_s = (sorted(seconds)[len(seconds) // 2] for seconds in (waits, works))
@@ -154,7 +160,7 @@ class ReadThreads:
         return made | self._try(indices, made, int(min(MOST, self._usual_s / max(work_s, self._usual_s / MOST))))
 
     def _try(self, indices: Sequence[Index], known: dict[int, Sample], threads: int) -> dict[int, Sample]:
-        """Loads all samples but the first by threads, and compares those that are known."""
+        """Loads all samples but the first with threads, and compares them with those already loaded."""
         before = Fingerprint(self._objects)
         self._start(threads)
         began = time.perf_counter()
@@ -180,7 +186,7 @@ class ReadThreads:
         return made
 
     def _end(self, why: str) -> None:
-        """Samples are loaded one after the other from now on."""
+        """Loads samples one after the other from now on."""
         self.why_not = why
         self._stop()
         info = torch.utils.data.get_worker_info()
@@ -191,7 +197,7 @@ class ReadThreads:
     # -- loading
 
     def _pause(self) -> None:
-        """Leaves out more batches each time: looking costs as much as a small one."""
+        """Skips twice as many batches each time: measuring costs as much as a small batch."""
         self._skip, self._next_skip = self._next_skip, 2 * self._next_skip
 
     def _start(self, threads: int) -> None:
@@ -203,18 +209,18 @@ class ReadThreads:
         self._pool, self._slow = None, 0
 
     def _at_once(self, indices: Sequence[Index], first: int = 0) -> dict[int, Sample]:
-        """Loads samples by threads, without those that fail."""
+        """Loads samples with threads; omits those that fail."""
         assert self._pool is not None
         began, began_cpu = time.perf_counter(), time.process_time_ns() - time.thread_time_ns()
         futures: dict[int, Future[Sample]] = {}
         with contextlib.suppress(RuntimeError):  # no more threads can be started (ulimit -u)
             for k in range(first, len(indices)):
-                # Each in what the caller has set: NumPy's error handling, a ``ContextVar``.
+                # Each runs in a copy of the caller's context: NumPy's error handling, any ``ContextVar``.
                 futures[k] = self._pool.submit(contextvars.copy_context().run, self._load, indices[k])
         made = {}
         for k, future in futures.items():
             if self._on_wait is not None:
-                self._on_wait(-1, 1)  # those before it are there, so a thread has begun with it at the latest now
+                self._on_wait(-1, 1)  # earlier samples are done, so a thread has started on this one by now
             if future.exception() is None:
                 made[k] = future.result()
         self._cpu_ns += time.process_time_ns() - time.thread_time_ns() - began_cpu
@@ -230,7 +236,7 @@ class ReadThreads:
                     f"Sample {indices[k]} was loaded by threads, and is another one when it is loaded alone. {OFF}"
                 )
                 return {}
-        if 2 * len(made) < len(futures):  # a server may refuse so many requests; then they are made one by one
+        if 2 * len(made) < len(futures):  # a server may refuse that many requests: make them one by one
             self._stop()
             self._pause()
             return made
@@ -244,14 +250,15 @@ class ReadThreads:
 def reads_of(
     load: Callable[[Index], Sample], dataset: object, asked: int | str | None, on_wait: OnSampleStart | None
 ) -> ReadThreads | None:
-    """What loads samples of a dataset by threads, if that was asked for; "auto": where it is safe and pays."""
+    """Makes the threads for a loader's ``read_threads=`` setting; "auto" uses them if it is safe and pays. None if they
+    were not asked for."""
     if asked in (None, 1):
         return None
     return ReadThreads(load, [dataset], None if asked == "auto" else int(asked or 1), on_wait=on_wait)
 
 
 def check(loader: LoaderLike) -> None:
-    """Checks ``read_threads=`` of a loader. Raises UsageError: what is wrong, and what to do instead."""
+    """Checks a loader's ``read_threads=``. Raises UsageError, which says what to do instead."""
     asked = getattr(loader, "read_threads", None)
     if asked is None or asked == "auto":
         return

@@ -1,19 +1,19 @@
-"""A worker process died: what becomes of its tasks, and which sample is to blame.
+"""Replaces dead worker processes: reassigns their tasks, and finds the sample to blame.
 
-The replacement has the dead worker's id, seed and memory. What becomes of the dead worker's tasks:
+The replacement has the dead worker's id, seed and memory. The dead worker's tasks are handled as follows:
 
-1. Tasks that it had answered: nothing, where tasks have seeds of their own. Where workers are seeded as torch's
-   (``_OwnTasks``), the replacement starts from the random state that was saved last and repeats the tasks answered
-   since, without delivering them. So its next draw is the one that the dead worker would have made.
+1. Tasks that it had answered need nothing if each task has its own seed. If workers are seeded as torch's are
+   (``_OwnTasks``), the replacement starts from the last saved random state and repeats the tasks answered since then,
+   without delivering them. So its next draw is the one that the dead worker would have made.
 2. The task that it was doing (``Retries``):
 
-    first death       another worker runs it as it was, and notes which sample it is at
-    second death      another worker first loads each sample alone; the random state is put back
+    first death       another worker runs it unchanged, and records which sample it is at
+    second death      another worker first loads each sample alone; the random state is restored
     third death, the second at one sample    that sample is to blame, and ``on_error`` decides
 
-3. Tasks that it had not begun: the replacement does them; where tasks are shared (``_SharedTasks``), any worker.
+3. Tasks that it had not begun go to the replacement; if tasks are shared (``_SharedTasks``), to any worker.
 
-Deaths cost tokens and batches earn them. So a loop of crashes ends with an error, and a crash a day does not.
+Deaths cost tokens and batches earn them. So a crash loop ends with an error, but one crash a day does not.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from .retries import MIN_DEATHS, Retries, task_id, try_again
 logger = logging.getLogger(__name__)
 MAX_TOKENS = 10.0  # deaths in a row that are tolerated
 TOKENS_PER_BATCH = 1 / 16
-MAX_DEATHS_ON_START = 5  # deaths in a row of workers that had not even started, without a batch in between
-DROP_EVERY = 8  # tasks of one worker: then those that no replacement would repeat are dropped
+MAX_DEATHS_ON_START = 5  # consecutive deaths of workers that had not even started, without a batch in between
+DROP_EVERY = 8  # new tasks of a worker after which those that no replacement would repeat are dropped
 MAX_REPORTED = 8  # deaths in the report
 
 
 class _SharedTasks:
-    """Tasks with seeds of their own, which any worker takes. Only the current task of the dead worker is run again."""
+    """Tasks with their own seeds, which any worker takes. Only the dead worker's current task is run again."""
 
     def __init__(self, pool: ProcessPool, retries: Retries) -> None:
         self._pool, self._retries = pool, retries
 
     def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> Task | None:
-        """The task that the dead worker was doing, if it is still needed."""
+        """Returns the task that the dead worker was doing, if it is still needed."""
         task = dead.current_task
         if task is None or task.number not in unanswered:
             return None
@@ -60,10 +60,10 @@ class _SharedTasks:
     def for_replacement(
         self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
     ) -> Sequence[Task]:
-        """What the replacement does first. Tasks that are not tried again are added to ``lost``."""
+        """Returns the tasks that the replacement does first. Adds tasks that are not retried to ``lost``."""
         if dead.current_task is None:
-            # It died between two tasks, or right after it took one off the queue and before it said which. So all that
-            # is unanswered is done again; the scheduler drops what comes twice.
+            # It died between two tasks, or after it took one off the queue but before it published which. So all
+            # unanswered tasks are done again; the scheduler drops results that come twice.
             again = [Task(epoch, number, indices) for number, indices in unanswered.items()]
             if self._pool.finishing:
                 return again
@@ -81,15 +81,15 @@ class _SharedTasks:
 
 
 class _Assigned:
-    """Tasks of one worker, oldest first: those that it has answered and may have to be repeated, then the others."""
+    """Tasks of one worker, oldest first: answered ones that may have to be repeated, then the others."""
 
     def __init__(self) -> None:
         self.tasks: deque[Task] = deque()
         self.answered = 0
-        self.limit = 0  # of tasks, before old ones are dropped
+        self.limit = 0  # number of tasks above which old ones are dropped
 
     def first_to_repeat(self, checkpoint: TaskId | None) -> int:
-        """How many of the tasks lie before the random state that was saved last."""
+        """Returns how many of the tasks precede the last saved random state."""
         if checkpoint is None:
             return 0
         epoch, number = checkpoint
@@ -99,14 +99,14 @@ class _Assigned:
 
 
 class _OwnTasks:
-    """Tasks that belong to one worker. With torch's seeds what a task draws depends on the worker's tasks before it, so
-    those that were answered since the random state was saved are repeated for their draws."""
+    """Tasks that each belong to one worker. With torch's seeding, a task's draws depend on the worker's earlier tasks,
+    so tasks answered since the random state was saved are repeated for their draws."""
 
     def __init__(self, pool: ProcessPool, spec: WorkerSpec, retries: Retries) -> None:
         self._pool, self._saves_rng, self._retries = pool, spec.saves_rng, retries
         self._assigned = [_Assigned() for _ in range(spec.num_workers)]
         self._deaths_in_repeat: Counter[TaskId] = Counter()
-        self.draws_changed = False  # since it was last reported
+        self.draws_changed = False  # random draws may have changed since this was last reported
 
     def given(self, worker: int, task: Task) -> None:
         assigned = self._assigned[worker]
@@ -145,7 +145,7 @@ class _OwnTasks:
             current = rest.pop(0)
             again = self._retries.retry(dead, current)
             if isinstance(again, StokerError):
-                if current.epoch == epoch:  # else of one that was left early
+                if current.epoch == epoch:  # else it belongs to an epoch that was left early
                     lost[current.number] = again
                 del assigned.tasks[at]
             else:
@@ -154,8 +154,8 @@ class _OwnTasks:
         return [*out, *rest]
 
     def _skip_what_fails_in_repeat(self, dead: WorkerStatus, assigned: _Assigned) -> None:
-        """A sample that could be loaded once kills or hangs its worker when the task is repeated for its draws (a file
-        server may have gone). It is skipped then, and later draws may differ."""
+        """Skips a sample that loaded once, but kills or hangs its worker when the task is repeated for its draws (a
+        file server may have gone). Later draws may then differ."""
         answered = list(assigned.tasks)[: assigned.answered]
         at = next((k for k, task in enumerate(answered) if task_id(task) == dead.current_task), None)
         if at is None:
@@ -193,14 +193,16 @@ class Restarts:
         self._warnings: list[str] = []
 
     def mark_known(self, indices: Index) -> Index:
-        """A task's indices, with samples that are known to kill marked as such."""
+        """Returns a task's indices, with samples marked that are known to kill workers."""
         bad = self._retries.known_failures(indices)
         return RetryTask(indices, bad) if bad else indices
 
     def replace_dead(self, e: WorkerDiedError, epoch: int, unanswered: Mapping[int, Index]) -> dict[int, StokerError]:
-        """Starts a replacement for each worker that ``e`` says is dead. ``unanswered``: where workers share tasks,
-        those that have no answer yet. Returns by number the tasks that are not tried any more, and why. Raises
-        WorkerDiedError: too many died."""
+        """Starts a replacement for each worker that ``e`` reports dead.
+
+        ``unanswered``: if workers share tasks, those without an answer yet. Returns by number the tasks that are not
+        retried, and why. Raises WorkerDiedError if too many workers died.
+        """
         lost: dict[int, StokerError] = {}
         for place in e.places:
             dead = self._pool.status(place)
@@ -213,14 +215,14 @@ class Restarts:
         return lost
 
     def emit_warnings(self) -> None:
-        """Warns of the deaths. Not in ``replace_dead``: a filter may turn the warning into an error."""
+        """Warns about the deaths. Not part of ``replace_dead``, because a filter may turn warnings into errors."""
         texts, self._warnings = self._warnings, []
         for text in texts:
             logger.warning(text)
             warn_user(text)
 
     def _record_death(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> str:
-        """Counts a death, and says how the worker died and where it was."""
+        """Counts a death. Returns a description of how the worker died and where it was."""
         text = f"worker {dead.id} (pid {dead.pid}) "
         text += "was killed for a timeout" if dead.timed_out else exit_reason.why(dead.exitcode, dead.nbytes)
         if not dead.ready:
@@ -239,11 +241,11 @@ class Restarts:
         return text
 
     def _spend_token(self, dead: WorkerStatus, death: str, e: WorkerDiedError) -> None:
-        """Takes a token for a death. Raises WorkerDiedError: there is none left."""
+        """Takes a token for a death. Raises WorkerDiedError if none is left."""
         batches = self._metrics.tasks - self._batches_counted
         self._batches_counted = self._metrics.tasks
         self._tokens = min(max(MAX_TOKENS, self._tokens), self._tokens + batches * TOKENS_PER_BATCH) - 1
-        # If batches came, one that is killed while it starts proves nothing about the dataset.
+        # If batches came, a worker killed while it starts proves nothing about the dataset.
         self._died_on_start = 0 if dead.ready else 1 if batches else self._died_on_start + 1
         if self._tokens >= 0 and self._died_on_start < MAX_DEATHS_ON_START:
             same = "no batch changes"
@@ -268,5 +270,5 @@ class Restarts:
 
 
 def _bad(task: Task) -> dict[int, Failure]:
-    """By position, the samples of a task that are not tried."""
+    """Returns by position the samples of a task that are not tried."""
     return task.indices.bad if type(task.indices) is RetryTask else {}

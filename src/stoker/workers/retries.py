@@ -1,4 +1,4 @@
-"""What becomes of the task that a dead worker was doing, and which of its samples is to blame. See ``restart``."""
+"""Decides how to retry the task that a dead worker was doing, and which of its samples to blame. See ``restart``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .faults.sample_name import called
 from .protocol import RetryTask, TaskPhase, WorkerSpec, WorkerStatus
 
 logger = logging.getLogger(__name__)
-MIN_DEATHS = 3  # with one task before a sample of it is blamed
+MIN_DEATHS = 3  # during one task before one of its samples is blamed
 
 
 class _History:
-    """What is known of a task whose workers died."""
+    """What is known about a task whose workers died."""
 
     def __init__(self, bad: dict[int, Failure]) -> None:
         self.bad = dict(bad)  # samples that are not tried, by position
         self.deaths = 0
-        self.timeouts = 0  # at samples that could not be named
+        self.timeouts = 0  # at samples that could not be identified
         self.deaths_after_probe = 0
         self.deaths_at: Counter[int] = Counter()  # by position of the sample
         self.pids: list[int | None] = []
@@ -34,35 +34,36 @@ class _History:
 
 
 class Retries:
-    """Decides how the task that a dead worker was doing is tried again, or why it is not."""
+    """Decides how the task that a dead worker was doing is retried, or why it is not."""
 
     def __init__(self, spec: WorkerSpec, known: dict[Index, Failure]) -> None:
         self._spec, self._known = spec, known
         self._histories: dict[TaskId, _History] = {}
         self._skips = spec.on_error is not None and spec.on_error.action != "raise"
-        self.refunds = 0.0  # tokens to give back: these deaths are bounded by the policy for samples
+        self.refunds = 0.0  # tokens to give back for deaths that the policy for samples already bounds
 
     def keys(self, indices: Index) -> list[Index]:
-        """A task's indices as a list, one for each sample."""
+        """Returns a task's indices as a list, one for each sample."""
         indices = _without_retry(indices)
         return list(indices) if self._spec.auto_collation else [indices]
 
     def known_failures(self, indices: Index) -> dict[int, Failure]:
-        """By position, those of a task's samples that have killed workers before and are not tried again."""
+        """Returns by position those of a task's samples that have killed workers before and are not retried."""
         if not self._known or not self._skips:
             return {}
         keys = [plain(i) for i in self.keys(indices)]
         return {k: self._known[key] for k, key in enumerate(keys) if key in self._known}
 
     def sample_at(self, dead: WorkerStatus, indices: Index) -> tuple[int, Index, str] | None:
-        """The sample that the dead worker was loading: position in the task, index and file; None: not known."""
+        """Returns position in the task, index and file of the sample that the dead worker was loading; None if
+        unknown."""
         keys, k = self.keys(indices), dead.position.sample
         if k is None or k >= len(keys):
             return None
         return k, keys[k], file_of(self._spec.dataset, keys[k])
 
     def retry(self, dead: WorkerStatus, task: Task) -> RetryTask | StokerError:
-        """What is done with the task that a worker was doing when it died: another try, or an error for its batch."""
+        """Returns another try of the task that a worker was doing when it died, or an error for its batch."""
         history = self._histories.setdefault(task_id(task), _History(self.known_failures(task.indices)))
         if dead.timed_out:
             return self._after_timeout(dead, history, task)
@@ -88,14 +89,14 @@ class Retries:
         return try_again(task, history.bad, probe=history.deaths > 1, others=history.timeouts)
 
     def _after_timeout(self, dead: WorkerStatus, history: _History, task: Task) -> RetryTask | StokerError:
-        """The worker was killed because a sample took too long: that sample is known, and is not tried again."""
+        """Handles a worker killed because a sample took too long. If the sample is known, it is not retried."""
         self.refunds += 1
         limit = self._spec.sample_timeout
         sample = self.sample_at(dead, task.indices)
         if sample is None:
             history.timeouts += 1
             if history.timeouts <= MIN_DEATHS:
-                # The batch was made at once, or a replacement took too long: load the samples one by one.
+                # The whole batch was loaded at once, or a replacement took too long: load the samples one by one.
                 return try_again(task, history.bad, probe=True, others=history.timeouts)
             which = f"one of {str(self.keys(task.indices))[:200]}, or its replacement,"
         else:
@@ -135,7 +136,7 @@ def task_id(task: Task) -> TaskId:
 def try_again(
     task: Task, bad: Mapping[int, Failure], replay: bool = False, probe: bool = False, others: int = 0
 ) -> RetryTask:
-    """The indices of another try of a task. See ``RetryTask``."""
+    """Makes the indices for another try of a task. See ``RetryTask``."""
     return RetryTask(_without_retry(task.indices), dict(bad), replay, probe, others)
 
 

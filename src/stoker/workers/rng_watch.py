@@ -1,7 +1,7 @@
-"""Finds code in worker threads that draws from generators which other threads use too: no seed can reproduce that.
+"""Finds code in worker threads that draws from generators shared with other threads: no seed can reproduce that.
 
-The first tasks of each worker are watched call by call (``sys.setprofile``, calls of this thread only), which shows the
-line that draws.
+Watches each worker's first tasks call by call (``sys.setprofile``, for this thread only), which shows the line that
+draws.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ try:
 except (ModuleNotFoundError, AttributeError):
     _numpy = None
 
-FIRST_TASKS = 2  # of each worker that are watched
-MAX_WATCHED = 64  # in all, for generators that are made later
-REWATCH_S = 1.0  # then one now and then: an augmentation may begin in a later epoch,
-REWATCH_SHARE = 200  # and so seldom that it costs half a per cent
-SIGHTINGS = 2  # tasks in which a generator has to move; in one of them the consumer may have drawn meanwhile
+FIRST_TASKS = 2  # tasks of each worker that are watched
+MAX_WATCHED = 64  # watched tasks in all after which newly made generators no longer restart the watch
+REWATCH_S = 1.0  # then at least this long between watched tasks: an augmentation may start in a later epoch,
+REWATCH_SHARE = 200  # and at least this many times what watching one took, which costs 0.5 %
+SIGHTINGS = 2  # tasks in which a generator must move; in one of them the consumer may have drawn meanwhile
 T = TypeVar("T")
 DrawingCall = tuple[str, int, str]  # file, line and function of a call that may draw
 _QUIET = ("seed", "getstate", "setstate")
@@ -61,7 +61,7 @@ REMEDY = f'{CHANCE} {_OWN} each worker generators of its own; so does worker_met
 
 
 class _Place:
-    """A call that may draw: in how many tasks a generator moved during it, how often, and how often none did."""
+    """A call that may draw: the tasks in which a generator moved during it, how often, and how often none did."""
 
     def __init__(self) -> None:
         self.tasks: set[int] = set()
@@ -69,36 +69,36 @@ class _Place:
         self.still = 0
 
     def draws(self) -> bool:
-        """Not if it merely coincided now and then with a draw of another thread."""
+        """Whether the call draws, rather than merely coinciding now and then with a draw in another thread."""
         return len(self.tasks) >= SIGHTINGS and self.moved > 2 * self.still
 
 
 class GlobalRngUse:
-    """What is known of one loader's code, from one epoch to the next."""
+    """What is known about one loader's code, across epochs."""
 
     def __init__(self) -> None:
-        # the code that draws from process-wide generators, ``"RandomFlip (flips.py:12)"``; None: none was seen to
+        # the code that draws from process-wide generators, ``"RandomFlip (flips.py:12)"``; None if none was seen
         self.who: str | None = None
         self.shared: Found = []  # generators in objects that all workers use, each with its path
-        # the path of one of these that workers draw from; None: none was seen to be
+        # the path of a shared generator that workers draw from; None if none was seen
         self.shared_drawn: str | None = None
         self.reported = False  # whether the user knows
         self._moved: Counter[str] = Counter()  # tasks in which a shared generator moved, by its path
         self._places: defaultdict[DrawingCall, _Place] = defaultdict(_Place)
-        self._task = 0  # that are watched, so far
+        self._task = 0  # tasks watched so far
         self._watched: Counter[int] = Counter()  # tasks by worker
         self._next: dict[int, float] = {}  # by worker, when to watch again
 
     def share(self, found: Found) -> None:
-        """Sets ``shared``. Generators that were made since, by whichever worker came last, have the first tasks watched
-        anew; not for ever, since some datasets make one for each sample."""
+        """Sets ``shared``. If new generators have appeared, the first tasks are watched again. This ends after
+        ``MAX_WATCHED`` tasks, because some datasets make a generator for each sample."""
         before = {id(g) for _, g in self.shared}
         if self._task < MAX_WATCHED and not before.issuperset(id(g) for _, g in found):
             self._watched.clear()
         self.shared = found
 
     def run(self, worker: int, call: Callable[[], T]) -> T:
-        """Calls, and watches while it is not known whether the code draws."""
+        """Calls ``call``, and watches it while it is unknown whether the code draws."""
         if self.who is not None or self.shared_drawn is not None:
             return call()
         if self._watched[worker] >= FIRST_TASKS and time.monotonic() < self._next[worker]:
@@ -118,11 +118,11 @@ class GlobalRngUse:
         return out
 
     def _watch(self, call: Callable[[], T], task: int) -> T:
-        """Calls, and looks at what draws. A thread that is being profiled already is not watched."""
+        """Calls ``call``, and finds what draws. Does not watch a thread that is already being profiled."""
         if sys.getprofile() is not None:
             return call()
         torch_before: list[int] = []  # torch's state at each call that may draw
-        numpy_before: list[int] = []  # NumPy's at each frame that may; its methods are Cython's, which are not reported
+        numpy_before: list[int] = []  # NumPy's at each frame that may; its methods are Cython, which is not profiled
 
         def note(frame: FrameType, line: int, function: str, moved: bool) -> None:
             place = self._places[frame.f_code.co_filename, line, function]
@@ -178,12 +178,12 @@ def _torch_state() -> int:
 
 def _numpy_state() -> int:
     state = _numpy.get_state(legacy=False)
-    position = (state["state"]["pos"], state["has_gauss"])  # normal() makes two at once and keeps the second
+    position = (state["state"]["pos"], state["has_gauss"])  # normal() draws two at once and keeps the second
     return hash((zlib.crc32(state["state"]["key"]), *position))
 
 
 def _may_draw_from_numpy(frame: FrameType) -> bool:
-    """Whether this function names NumPy, or something of ``numpy.random``, and one of the methods that draw."""
+    """Whether this function refers to NumPy, or to something from ``numpy.random``, and to a method that draws."""
     names = frame.f_code.co_names
     if _numpy is None or _DRAWS.isdisjoint(names):
         return False
@@ -194,7 +194,7 @@ def _may_draw_from_numpy(frame: FrameType) -> bool:
 
 
 def _name(inner: FrameType) -> str:
-    """The innermost code that belongs to no library."""
+    """Names the innermost code that does not belong to a library."""
     at: FrameType | None = inner
     while at is not None:
         path = at.f_code.co_filename

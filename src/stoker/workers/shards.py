@@ -1,10 +1,10 @@
-"""Parts of an iterable dataset, where there are more than workers: after a resume with another number of workers.
+"""Runs several parts of an iterable dataset in each worker, after a resume with a different number of workers.
 
 How such a dataset divides itself depends on the number of workers in ``get_worker_info()``. So a resumed run keeps the
-number that it began with: each worker makes several parts, and each part sees a worker of its own.
+number that it began with: each worker makes several parts, and each part sees its own worker info.
 
-With another number of ranks some parts are those of another rank (``WorkerSpec.places``). Then the dataset has to ask
-``sampling.shard``, which answers for the part. One that does not ask would read other samples, and is an error.
+With a different number of ranks, some parts come from another rank (``WorkerSpec.places``). Then the dataset must ask
+``sampling.shard``, which answers for the part. A dataset that does not ask would read other samples: that is an error.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ from .task_runner import TaskRunner
 
 
 class OfShard(NamedTuple):
-    """A task's indices, and the part that they belong to."""
+    """A task's indices and the part that they belong to."""
 
     shard: int
     indices: Index
 
 
 class Shards:
-    """Does the tasks of one worker with several parts. See ``TaskRunner``. ``make`` returns a part's, of its number and
-    dataset; all parts but the first get copies. ``set_worker_info`` sets what ``get_worker_info()`` returns, of a part.
-    ``seed`` seeds the process-wide random state, which is changed with the part, of base seed and number; None: each
-    part has random state of its own."""
+    """Does the tasks of one worker that has several parts. See ``TaskRunner``.
+
+    Args:
+        make: returns the runner for a part, from its number and dataset; all parts but the first get copies.
+        set_worker_info: sets what ``get_worker_info()`` returns for a part.
+        seed: seeds the process-wide random state, which is switched with the part, from base seed and number; None if
+            each part has its own random state.
+    """
 
     exhausted = False  # the part that ran last has ended
     read_threads = 0  # a stream's samples come one after the other
@@ -59,7 +63,7 @@ class Shards:
                 f"num_workers={spec.shards}"
             ) from e
         self._spec, self._set_worker_info = spec, set_worker_info
-        self._random: dict[int, RandomState] = {}  # of the parts that do not run, where it is process-wide
+        self._random: dict[int, RandomState] = {}  # of parts not running now, if random state is process-wide
         self._runners: dict[int, TaskRunner] = {}
         for shard, own in zip(mine, datasets, strict=True):
             if seed is not None:
@@ -68,7 +72,7 @@ class Shards:
                 self._random[shard] = RandomState()
             self._runners[shard] = make(shard, own)
         self._last: TaskRunner | None = None
-        self._unsure = {i for i in mine if spec.places}  # parts of which it is not known yet whether they ask ``shard``
+        self._unsure = {i for i in mine if spec.places}  # parts that have not asked ``shard`` yet
 
     def _enter(self, shard: int) -> TaskRunner:
         runner = self._runners[shard]
@@ -123,7 +127,7 @@ class Shards:
 
 
 class ShardPool:
-    """A pool in which each part has a number of its own, like a worker. See ``workers.protocol.Pool``."""
+    """A pool in which each part has its own number, as a worker would. See ``workers.protocol.Pool``."""
 
     ahead = 0
 

@@ -1,4 +1,4 @@
-"""Delays Ctrl-C during a fork: it is not lost, and it does not interrupt the parent before it has noted the child."""
+"""Delays Ctrl-C during a fork, so it is neither lost nor interrupts the parent before the child is recorded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-_handler: Any = None  # of the main thread, while it forks; a child restores it
+_handler: Any = None  # the script's SIGINT handler while the main thread forks; a child restores it
 
 
 @contextlib.contextmanager
 def waits() -> Iterator[None]:
-    """Ctrl-C waits until this is over. To block the signal is not enough. Another thread takes it then, and the handler
-    still runs in the main thread, perhaps in a hook of ``os.register_at_fork``, where exceptions are printed and
-    dropped."""
+    """Delays Ctrl-C until the block ends. Blocking the signal is not enough: another thread takes it then, and the
+    handler still runs in the main thread. That may be in an ``os.register_at_fork`` hook, where exceptions are printed
+    and dropped."""
     global _handler
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     came: list[int] = []
@@ -36,7 +36,7 @@ def waits() -> Iterator[None]:
 
 
 def begin() -> None:
-    """In a child, which never reaches the end of ``waits``: restores the handler."""
+    """Restores the handler in a child, which never reaches the end of ``waits``."""
     global _handler
     handler, _handler = _handler, None
     if callable(handler):

@@ -1,4 +1,4 @@
-"""Starts a pool of worker processes, with fewer of them where the system is short of something."""
+"""Starts a pool of worker processes, with fewer of them if the system is short of resources."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def start(
     parts: int = 0,
     later: bool = False,
 ) -> tuple[ProcessPool, WorkerSpec]:
-    """A pool (see ``ProcessPool``), with fewer workers where the system has no processes, descriptors or memory for all
-    of them. ``parts``: of an iterable dataset, which a run keeps: then some workers have several. Raises BudgetError:
-    not one can be started."""
+    """Starts a ``ProcessPool``, with fewer workers if the system lacks processes, descriptors or memory for all.
+
+    ``parts``: number of parts of an iterable dataset, which a run keeps; with fewer workers, some have several. Raises
+    BudgetError if not even one worker can be started.
+    """
     wanted, reason = spec.num_workers, ""
     while True:
         try:
@@ -42,7 +44,7 @@ def start(
                 ) from e
             spec = replace(spec, num_workers=spec.num_workers // 2, shards=parts)
             while len(arenas) > spec.num_workers:
-                arenas.pop().arena.close()  # descriptors may be what is short
+                arenas.pop().arena.close()  # the shortage may be of descriptors
     if spec.num_workers != wanted:
         same = "" if spec.task_seeds or parts else " Random augmentation depends on that number and so differs."
         warn_user(f"{spec.num_workers} workers instead of {wanted}, because no more can be started: {reason}.{same}")

@@ -1,4 +1,4 @@
-"""What a worker of any kind does with a task: seed, fetch, collate, and turn an exception into an answer."""
+"""Runs a task in any kind of worker: seeds, fetches, collates, and turns an exception into an answer."""
 
 from __future__ import annotations
 
@@ -40,10 +40,15 @@ REOPEN = (
 
 
 class TaskRunner:
-    """Does the tasks of one worker. ``where``: "process" or "thread", for errors. ``seed_task`` sets the random state
-    that this worker's code sees, from base seed, epoch and task; ``look`` returns what it is, to be compared.
-    ``on_sample_start``: see ``faults.guard``; of worker processes. ``shared`` finds the generators in objects that
-    other workers use too."""
+    """Does the tasks of one worker.
+
+    Args:
+        where: "process" or "thread", for errors.
+        seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
+        look: returns that random state for comparison.
+        on_sample_start: see ``faults.guard``; only in worker processes.
+        shared: finds the generators in objects that other workers also use.
+    """
 
     def __init__(
         self,
@@ -68,13 +73,13 @@ class TaskRunner:
         self._seed_task = seed_task
         self._on_sample_start = on_sample_start
         self._look = look if spec.look else None
-        self._before: object = None  # what ``look`` gave at the start
+        self._before: object = None  # what ``look`` returned at the start
         self._iterable = spec.kind == _DatasetKind.Iterable
-        self._made = 0  # batches of this epoch
+        self._made = 0  # batches made in this epoch
         self._sends_state = False
         self._fetcher: BatchFetcher | None = None
-        self._reads: ReadThreads | None = None  # threads that load samples; they stay from epoch to epoch
-        self._staged: Any = None  # a ``Staged``, which has threads of its own
+        self._reads: ReadThreads | None = None  # threads that load samples, kept across epochs
+        self._staged: Any = None  # a ``Staged``, which has its own threads
         self._failed: Caught | None = None
         self._shared = shared
         self._late = spec.late
@@ -83,19 +88,19 @@ class TaskRunner:
         self.share_seed(spec.shared_seed)
 
     def share_seed(self, shared_seed: int | None) -> None:
-        """Sets torch's seed that all workers of a datapipe share."""
+        """Applies the seed that all workers of a datapipe share in torch."""
         if isinstance(self.dataset, IterDataPipe) and shared_seed is not None:
             self._shared_rng.manual_seed(shared_seed)
             self.dataset = torch.utils.data.graph_settings.apply_random_seed(self.dataset, self._shared_rng)
 
     def start(self) -> None:
-        """Calls ``worker_init_fn`` and prepares the first epoch. An error is the answer to the first task."""
+        """Calls ``worker_init_fn`` and prepares the first epoch. An error becomes the answer to the first task."""
         try:
             if self._is_process:
                 reopen(self.dataset)
             if self.spec.init_fn is not None:
                 self.spec.init_fn(self._place.worker)
-            self.find_generators()  # not before: init_fn may have exchanged or seeded them
+            self.find_generators()  # only now: init_fn may have replaced or seeded them
             self._before = None if self._look is None else self._look()
             self._go_on() if self.spec.parts else self._begin()
         except Exception:
@@ -106,7 +111,7 @@ class TaskRunner:
             self._own = ObjectSeeds(self.dataset, self.collate.fn, self._shared)
 
     def resume(self, shared_seed: int | None) -> None:
-        """A new epoch begins."""
+        """Begins a new epoch."""
         self.exhausted = False
         self._made = 0
         self.share_seed(shared_seed)
@@ -134,7 +139,7 @@ class TaskRunner:
         self._sends_state = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
 
     def _read_threads(self, on_wait: OnSampleStart | None) -> ReadThreads | None:
-        """What loads samples by threads, where they are asked for one after the other. A ``Staged`` has its own."""
+        """Makes the threads that load samples, if samples are requested one by one. A ``Staged`` has its own."""
         spec, dataset = self.spec, self.dataset
         self._staged = None if self._iterable else staged_in(dataset)
         if self._staged is not None and spec.read_threads is not None:
@@ -144,7 +149,7 @@ class TaskRunner:
         return reads_of(dataset.__getitem__, dataset, spec.read_threads, on_wait)
 
     def _go_on(self) -> None:
-        """Begins in the middle of an epoch: restores the states of dataset and iterator, skips batches made since."""
+        """Resumes in the middle of an epoch: restores dataset and iterator states, and skips batches made since."""
         part = self.spec.parts[self.id]
         state = part.state or {"dataset": None, "iterator": None, "ended": False}
         load_into(self.dataset, state["dataset"], "dataset")
@@ -153,7 +158,7 @@ class TaskRunner:
             return
         assert self._fetcher is not None
         put_back(self._fetcher.fetcher, state)
-        if part.at < 0:  # of the epoch before: to its end, and then this one
+        if part.at < 0:  # the state is from the epoch before: go to its end, then begin this one
             self._fetcher.skip(self.spec.batch_size)
             self._begin()
         for self._made in range(max(0, part.at), part.count):
@@ -163,15 +168,15 @@ class TaskRunner:
         self._made = part.count
 
     def reseed(self, task: SeededTask) -> Index:
-        """Takes over the seeds that came with a task. Returns the task's indices."""
+        """Adopts the seeds that came with a task. Returns the task's indices."""
         if (task.base_seed, task.epochs) != (self.spec.base_seed, self.spec.part_epochs):
             self.spec = replace(self.spec, base_seed=task.base_seed, part_epochs=task.epochs)
             self._place = self.spec.place(self.id)
         return task.indices
 
     def _seed(self, epoch: int, number: int) -> None:
-        """Sets task seeds. For iterable datasets the seed depends on how many batches this worker made: the number
-        of a task depends on when other workers ended."""
+        """Sets task seeds. For iterable datasets they depend on how many batches this worker has made, because a task's
+        number depends on when other workers end."""
         spec = self.spec
         if spec.task_seeds:
             base_seed = self._place.base_seed
@@ -182,7 +187,7 @@ class TaskRunner:
                 self._own.seed(base_seed, spec.part_epochs + epoch, number)
 
     def error(self) -> Caught:
-        """The exception that is being handled."""
+        """Wraps the exception that is being handled."""
         e = sys.exc_info()[1]
         if isinstance(e, RuntimeError) and FORKED in str(e):
             e.args = (f"{e}\n{REMEDY}",)
@@ -192,11 +197,11 @@ class TaskRunner:
         return Caught(self._where, self.dataset, part)
 
     def wants(self, indices: object) -> bool:
-        """Whether a task is run at all: not when the iterable dataset has ended."""
+        """Whether a task is run at all: not if the iterable dataset has ended."""
         return not self.exhausted
 
     def run(self, epoch: int, number: int, indices: Index) -> Batch:
-        """The batch of a task, or the error in its place; in a ``WorkerReply`` if there is more to report. Sets
+        """Makes a task's batch, or returns the error instead; in a ``WorkerReply`` if there is more to report. Sets
         ``exhausted`` when an iterable dataset has ended."""
         if self._late is not None and self._fetcher is not None:
             self._use_late_dataset(self._late)
@@ -216,7 +221,7 @@ class TaskRunner:
         return WorkerReply(data, self._made, state, look is not None and look() != before)
 
     def _use_late_dataset(self, late: LateDataset) -> None:
-        """Goes on with the dataset that has a cache, once there is one."""
+        """Switches to the cached dataset once there is one."""
         before = self.dataset, self._reads
         try:
             dataset = late.read(self.dataset)
@@ -224,7 +229,7 @@ class TaskRunner:
                 return
             self.dataset, self._reads = dataset, None
             self._begin()
-        except Exception:  # the dataset as it is makes the same samples
+        except Exception:  # the present dataset makes the same samples
             self.dataset, self._reads = before
             self._begin()
         self._late = None
@@ -237,8 +242,8 @@ class TaskRunner:
             if self.spec.task_seeds:
                 self._seed(epoch, number)
             if self._fetcher is None:
-                # The first task was answered with the reason. torch fails here with a variable that it never set, and
-                # scripts see that type.
+                # The answer to the first task gave the reason. torch fails here on an unset variable, so scripts see
+                # that type.
                 raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
             if type(indices) is RetryTask:
                 guard = self._fetcher.guard_with_positions(self._on_sample_start)
@@ -254,7 +259,7 @@ class TaskRunner:
             return self.error()
 
     def probe(self, task: RetryTask) -> None:
-        """Loads each sample of a task alone. The random state is as it was before."""
+        """Loads each sample of a task alone. Restores the random state."""
         if self._fetcher is not None:
             before = RandomState()
             self._fetcher.guard_with_positions(self._on_sample_start).probe(task.indices, task.bad)
@@ -267,16 +272,16 @@ class TaskRunner:
 
     @property
     def reads(self) -> ReadThreads | None:
-        """What loads samples by threads, if anything does."""
+        """The threads that load samples, if there are any."""
         return self._reads if self._staged is None else self._staged.reads
 
     @property
     def read_threads(self) -> int:
-        """Threads that load samples now."""
+        """Number of threads that load samples now."""
         return 0 if self.reads is None else self.reads.count
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
-        """What the last task cost."""
+        """Returns the times of the last task."""
         fetcher = self._fetcher
         if self.reads is not None:
             cpu_ns += self.reads.take_cpu_ns()

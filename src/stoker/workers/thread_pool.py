@@ -1,12 +1,12 @@
-"""Worker threads: one dataset in memory, nothing pickled, no process started, batches handed over as they are.
+"""A pool of worker threads: one dataset in memory, nothing pickled, no process started, batches handed over as is.
 
-1. consumer, ``submit``: appends a task to a ``_TaskQueue``: that of the worker, or that of all where tasks are shared.
+1. consumer, ``submit``: appends a task to a ``_TaskQueue``: the worker's own, or the common one if tasks are shared.
 2. worker thread, ``_ThreadWorker``: waits for a task, makes the batch in a slot, and puts a ``LocalBatch`` into the
    pool's queue of results.
-3. consumer, ``receive``: takes it, or raises what ended a worker.
+3. consumer, ``receive``: takes it, or raises the error that ended a worker.
 
-Threads follow torch's convention for thread workers: ``get_worker_info()`` is right in each, with ``worker_method ==
-"thread"`` and ``rng``, random generators of the worker's own.
+Threads follow torch's convention for thread workers: ``get_worker_info()`` is correct in each, with ``worker_method ==
+"thread"`` and ``rng``, the worker's own random generators.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .shards import Shards
 
 logger = logging.getLogger(__name__)
-MEASURED_EVERY = 16  # batches; the size of one of them is measured
+MEASURED_EVERY = 16  # batches, of which the size of one is measured
 
 _current = threading.local()
 
@@ -55,20 +55,20 @@ def _get_worker_info() -> Any:
 
 
 def _patch_get_worker_info() -> None:
-    """``get_worker_info`` then answers per thread. Scripts have imported the function by name, so the function itself
-    gets other code and keeps its identity."""
+    """Makes ``get_worker_info`` answer per thread. Scripts may have imported the function by name, so its code is
+    replaced and the function object stays."""
     torch_worker._stoker_current = _current  # type: ignore[attr-defined]
     torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
 
 
-os.register_at_fork(after_in_child=_current.__dict__.clear)  # a child forked by a worker is no worker
+os.register_at_fork(after_in_child=_current.__dict__.clear)  # a child forked by a worker is not a worker
 
 
 class _Died(NamedTuple):
-    """A worker ended on something that is not an ``Exception``."""
+    """A worker ended with something other than an ``Exception``."""
 
     worker: int
-    task: Task | None  # that it was doing
+    task: Task | None  # the task that it was doing
     cause: BaseException
 
 
@@ -80,7 +80,7 @@ class _Resume(NamedTuple):
 
 
 class _TaskQueue:
-    """Tasks that wait: of one worker, or of all where tasks are shared."""
+    """Waiting tasks, of one worker or, if tasks are shared, of all."""
 
     def __init__(self) -> None:
         self.items: deque[Task | _Resume] = deque()
@@ -104,7 +104,7 @@ def _size_of(batch: Batch) -> int:
 
 
 def _set_worker_info(worker: int, workers: int, seed: int, dataset: Any, rng: seeding.Generators) -> None:
-    """What ``get_worker_info()`` returns in this thread from now on."""
+    """Sets what ``get_worker_info()`` returns in this thread from now on."""
     _current.info = torch_worker.WorkerInfo(
         id=worker, num_workers=workers, seed=seed, dataset=dataset, rng=rng.as_torch(), worker_method="thread"
     )
@@ -115,11 +115,11 @@ class _ThreadWorker(threading.Thread):
 
     def __init__(self, pool: ThreadPool, id_: int, queue: _TaskQueue, dataset: Any, writer: HeapWriter) -> None:
         super().__init__(name=f"stoker_worker_{id_}", daemon=True)
-        self.id = id_  # the worker's
+        self.id = id_  # of the worker
         self.queue = queue  # where its tasks come from
         self.leaving = False  # it has been told to leave
         self.writer = writer  # its slots
-        self.task: Task | None = None  # what it does
+        self.task: Task | None = None  # the task that it is doing
         self._pool = pool
         self._dataset = dataset
         self._spec = pool.spec
@@ -134,7 +134,7 @@ class _ThreadWorker(threading.Thread):
             pool.results.put(_Died(self.id, self.task, e))
         finally:
             _current.__dict__.clear()
-            # The pool refers to its workers. If they referred to it, its batches would be freed only with that cycle.
+            # The pool refers to its workers. A reference back would form a cycle, and batches would be freed with it.
             del self._pool, self._dataset
 
     def _work(self) -> None:
@@ -171,7 +171,7 @@ class _ThreadWorker(threading.Thread):
                 self._answer(runner, item)
 
     def _shards(self, collate: SlotCollate) -> Shards:
-        """Several parts of an iterable dataset, each with generators of its own."""
+        """Makes several parts of an iterable dataset, each with its own generators."""
         from .shards import Shards
 
         spec = self._spec
@@ -195,7 +195,7 @@ class _ThreadWorker(threading.Thread):
                     return None
                 if queue.items:
                     item = queue.items.popleft()
-                    if not pool.spec.shared or item.epoch == pool.epoch:  # else of an epoch that was left early
+                    if not pool.spec.shared or item.epoch == pool.epoch:  # else from an epoch that was left early
                         return item
                 elif pool.finishing:
                     return None
@@ -212,7 +212,7 @@ class _ThreadWorker(threading.Thread):
         cpu = time.thread_time_ns()
         times = runner.times(0, cpu - self._cpu)
         self._cpu = cpu
-        # A batch that is in no slot is measured: each one where one too large is an error, else now and then.
+        # Batches outside slots are measured: all of them if exceeding the budget is an error, else now and then.
         if not nbytes and (pool.strict or task.number % MEASURED_EVERY == 0):
             nbytes = _size_of(data.data if type(data) is WorkerReply else data)
         pool.results.put(LocalBatch(self.id, task.epoch, task.number, runner.exhausted, times, nbytes or 1, data))
@@ -220,9 +220,12 @@ class _ThreadWorker(threading.Thread):
 
 
 class ThreadPool:
-    """Worker threads of one iterator. See ``workers.protocol.Pool``. They share a map-style dataset; of an iterable one
-    each has a copy. ``heaps``: memory of an earlier epoch's workers, used again warm; taken out of this list. Raises
-    UsageError: an iterable dataset cannot be copied."""
+    """The worker threads of one iterator. See ``workers.protocol.Pool``.
+
+    They share a map-style dataset; each gets a copy of an iterable one. ``heaps``: memory of an earlier epoch's
+    workers, reused while it is warm and removed from this list. Raises UsageError if an iterable dataset cannot be
+    copied.
+    """
 
     ahead = 0
 
@@ -257,13 +260,13 @@ class ThreadPool:
             self._add(worker)
 
     def find_shared_generators(self) -> Found:
-        """Generators in objects that all workers use, as they are now."""
+        """Returns the generators that are now in objects that all workers use."""
         self.rng_use.share(find_generators(self.spec.dataset, self.spec.collate_fn, thread_local=False))
         return self.rng_use.shared
 
     def copy_generators(self, runner: TaskRunner) -> bool:
-        """With task seeds, gives a worker its own copy of the objects that lead to generators. If they cannot be copied
-        they stay shared, and are named when workers draw from them. Returns whether there is a copy."""
+        """With task seeds, gives a worker its own copy of the objects that lead to generators. If these cannot be
+        copied, they stay shared and are reported when workers draw from them. Returns whether a copy was made."""
         spec = self.spec
         if (
             not spec.task_seeds
@@ -272,7 +275,7 @@ class ThreadPool:
             or not self.find_shared_generators()
         ):
             return False
-        with self._copying:  # not while another one copies the same
+        with self._copying:  # not while another worker copies the same objects
             try:
                 runner.dataset, runner.collate.fn = own_copies(spec.dataset, spec.collate_fn)
             except Exception as e:
@@ -352,7 +355,7 @@ class ThreadPool:
         return 0
 
     def slots(self) -> int:
-        """How many there are now, of all workers."""
+        """Returns the present number of slots of all workers."""
         return sum(w.writer.slots for w in self.processes)
 
     def close(self, leave_s: float = processes.LEAVE_S) -> None:

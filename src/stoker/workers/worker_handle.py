@@ -1,4 +1,4 @@
-"""A worker process, and a batch of it, as the parent sees them."""
+"""The parent's view of a worker process, and of a batch from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..transport.messages import Kind, Message, Outbox, Reader
 from ..transport.slots import Bytes, SlotReader
 
 LeaseOrCopy: TypeAlias = Callable[[SlotReader, int, int], Bytes]
-"""Slot and bytes used to an array for the consumer."""
+"""Turns a slot and the bytes used in it into an array for the consumer."""
 
 
 class Received:
@@ -39,7 +39,7 @@ class Received:
         return decode(*self.encoded())
 
     def encoded(self) -> tuple[bytes, Memory]:
-        """What ``codec.decode`` wants, in the place of the batch. Once only."""
+        """Returns the arguments of ``codec.decode`` instead of the batch. May be called only once."""
         r = self._record
         if r.slot < 0:
             return r.payload[: r.meta], bytearray(r.payload[r.meta :])
@@ -52,8 +52,13 @@ class Received:
 
 
 class ProcessState(enum.Enum):
-    """The life of a worker process, as the parent sees it. RUNNING --ends, having been told to leave--> GONE RUNNING
-    --ends unexpectedly--> DEAD --another process takes its place--> GONE"""
+    """The life of a worker process, as the parent sees it.
+
+    ::
+
+        RUNNING --ends, having been told to leave--> GONE
+        RUNNING --ends unexpectedly--> DEAD --another process takes its place--> GONE
+    """
 
     RUNNING = enum.auto()
     DEAD = enum.auto()
@@ -66,26 +71,26 @@ class WorkerHandle:
     process: BaseProcess
 
     def __init__(self, place: int, id_: int, reader: SlotReader, outbox: Outbox, inbox: Reader) -> None:
-        # its index in the pool's table, which records carry. It is used again when the process is gone
+        # its index in the pool's table, which records carry; reused when the process is gone
         self.place = place
-        self.id = id_  # the worker's id
+        self.id = id_  # of the worker
         self.reader = reader  # its memory
-        self.outbox = outbox  # for its own tasks
+        self.outbox = outbox  # tasks to it alone
         self.inbox = inbox  # its results
         self.poll = select.poll()  # its results alone
         self.state = ProcessState.RUNNING  # of its process
         self.leaving = False  # it has been told to leave
-        self.given = 0  # tasks that it was given; counted by the thread that submits
-        self.answered = 0  # tasks that it answered; counted by the thread that receives
+        self.given = 0  # tasks given to it; counted by the thread that submits
+        self.answered = 0  # tasks answered by it; counted by the thread that receives
         self.current_task: TaskId | None = None  # the task that it was doing when it died
-        self.timeout_stack = ""  # where it was when it was killed because a sample took too long; else ""
+        self.timeout_stack = ""  # its stack when it was killed because a sample took too long; else ""
 
     @property
     def is_active(self) -> bool:
-        """It takes tasks: its process has not ended, and it was not told to leave."""
+        """Whether it takes tasks: its process has not ended, and it was not told to leave."""
         return self.state is ProcessState.RUNNING and not self.leaving
 
     @property
     def is_gone(self) -> bool:
-        """Its process has ended, and its pipes are closed."""
+        """Whether its process has ended and its pipes are closed."""
         return self.state is ProcessState.GONE

@@ -1,4 +1,4 @@
-"""What happens when a sample or a worker fails: ``policy`` says what is allowed, ``guard`` keeps to it.
+"""Handles samples and workers that fail: ``policy`` says what is allowed, ``guard`` enforces it.
 
 ::
 

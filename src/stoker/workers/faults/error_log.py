@@ -1,4 +1,4 @@
-"""Counts samples that failed when their batch is delivered, limits them, warns once, and writes them to a file."""
+"""Counts failed samples when their batch is delivered, limits their number, warns once, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_NAMED = 5  # samples in a message
 
 
 def bound(max_errors: int | float | None, samples: int | None) -> int:
-    """How many samples may fail.
+    """Returns how many samples may fail.
 
     Example:
         >>> bound(None, 50_000), bound(None, 100), bound(0.5, 8), bound(3, None)
@@ -35,27 +35,32 @@ def bound(max_errors: int | float | None, samples: int | None) -> int:
 
 
 class ErrorLog:
-    """What failed of one loader, from its first epoch to its last. A sample counts once, however often it fails.
+    """The failed samples of one loader, over all its epochs. A sample counts once, however often it fails.
+
     Samples are counted when batches are delivered, in the sampler's order. So the batch at which the limit is exceeded
-    does not depend on the number of workers. ``max_errors``: see ``bound``. ``path``: of the quarantine file; None:
-    none is written."""
+    does not depend on the number of workers.
+
+    Args:
+        max_errors: see ``bound``.
+        path: of the quarantine file; None to write none.
+    """
 
     def __init__(self, samples: int | None, max_errors: int | float | None, path: str | None, dataset: str) -> None:
         self.samples = samples
         self.limit = bound(max_errors, samples)
         self.dataset = dataset
-        # In the folder in which the script made the loader, even if it changes folders later.
+        # Relative to the directory in which the script made the loader, even if it changes directory later.
         self._path = None if path is None else Path(os.path.abspath(path))
-        self.failed: dict[Index, Failure] = {}  # by index, in the order in which they came
+        self.failed: dict[Index, Failure] = {}  # by index, in order of arrival
         self.metrics = LoaderMetrics()  # where the counts are shown
 
     def open(self, partial: Partial) -> Batch:
-        """The batch inside, after its failures were counted. Raises SampleError: more samples failed than may."""
+        """Counts the failures and returns the batch inside. Raises SampleError if more samples failed than allowed."""
         self.add(partial.failures)
         return partial.data
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Counts failures. Raises SampleError: more samples failed than may."""
+        """Counts failures. Raises SampleError if more samples failed than allowed."""
         new = [f for f in failures if f.index not in self.failed]
         new = list({f.index: f for f in new}.values())
         self.failed.update((f.index, f) for f in new)

@@ -1,4 +1,4 @@
-"""Describes why a worker process ended: signal or exit code, the kernel's out-of-memory killer, its memory."""
+"""Describes why a worker process ended: signal or exit code, the kernel's out-of-memory killer, memory in use."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MEANING = {
     "SIGABRT": "native code called abort",
     "SIGBUS": "a mapped file was truncated, or no shared memory was left",
 }
-_kills: int | None = None  # by the out-of-memory killer in this process' cgroup, when it was last read
+_kills: int | None = None  # by the out-of-memory killer in this process's cgroup, at the last reading
 
 
 def begin() -> None:
-    """Reads the counter of the out-of-memory killer, to which later readings are compared."""
+    """Reads the counter of the out-of-memory killer, for comparison with later readings."""
     global _kills
     if _kills is None:
         _kills = resources.oom_kills()
 
 
 def why(exitcode: int | None, nbytes: int) -> str:
-    """How a worker process ended. ``nbytes``: its memory, as it was measured last; 0: it was not."""
+    """Describes how a worker process ended. ``nbytes``: its memory when last measured; 0 if it never was."""
     text = _ended(exitcode)
     if nbytes:
         limit = resources.memory_limit()

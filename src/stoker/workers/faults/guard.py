@@ -14,29 +14,31 @@ from .policy import NOTHING, Failure, OnError, Partial, plain, summary
 from .sample_name import called
 
 OnSampleStart: TypeAlias = Callable[[int, int], None]
-"""Called with the position in the task of the sample that is loaded next, and 1. Or with -1 and how many samples are
-loaded at once next; 0: none is loaded any more."""
+"""Called with the position in the task of the next sample to load, and 1. Or with -1 and the number of samples that are
+loaded at once next; 0 if no sample is loaded after this."""
 Ahead: TypeAlias = Callable[[Sequence[Index]], dict[int, Sample]]
-"""Loads samples of a batch by threads. Returns by position those that need not be loaded any more."""
-MAX_REPLACEMENTS = 32  # samples that are tried in the place of one
+"""Loads samples of a batch with threads. Returns by position those that are already loaded."""
+MAX_REPLACEMENTS = 32  # samples that are tried as a replacement for one
 
 
 class FetchParts(NamedTuple):
-    """How a dataset's batches are made, in parts."""
+    """The parts of making a dataset's batches."""
 
     dataset: Any  # for the names of its files
     batched: bool  # a task is a list of indices
     whole: Callable[[Index], Batch] | None  # makes a batch at once; None: ``one`` and ``finish`` do the same
-    one: Callable[[Index], Sample]  # loads the sample of an index
-    finish: Callable[[list[Sample]], Batch]  # makes a batch of samples
-    # asked for samples of a batch before ``one`` is asked for the others; None: there is none
+    one: Callable[[Index], Sample]  # loads the sample with this index
+    finish: Callable[[list[Sample]], Batch]  # makes a batch from samples
+    # called for samples of a batch before ``one`` loads the others; None if there is none
     ahead: Ahead | None = None
 
 
 class Guard:
-    """Makes batches as ``parts`` says, under a policy. Batches are made at once where the dataset can
-    (``__getitems__``, a gather, a cache). One that fails is made again, sample by sample. A failed sample's replacement
-    depends on the base seed, the epoch and the task, not on the worker."""
+    """Makes batches from ``parts``, under a policy.
+
+    Makes a batch at once if the dataset can (``__getitems__``, a gather, a cache); if that fails, makes it again sample
+    by sample. A failed sample's replacement depends on the base seed, the epoch and the task, not on the worker.
+    """
 
     def __init__(self, parts: FetchParts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:
         self.parts = parts
@@ -48,14 +50,14 @@ class Guard:
     def begin(
         self, base_seed: int, epoch: int, task: int, reseed: Callable[[], None] | None = None, others: int = 0
     ) -> None:
-        """Prepares the next task. ``reseed`` puts the random state back to where the task began; None: that is not
-        known. ``others``: how often a replacement took too long. Base seed, epoch and task seed the choice of
-        replacements."""
+        """Prepares the next task. Base seed, epoch and task seed the choice of replacements. ``reseed`` restores the
+        random state of the task's beginning; None if that is unknown. ``others``: how often a replacement took too
+        long."""
         self._seed, self._reseed = (base_seed, epoch, task, others)[: 4 if others else 3], reseed
 
     def __call__(self, indices: Index, bad: Mapping[int, Failure] | None = None) -> Batch:
-        """A batch; a ``Partial`` if samples failed and were skipped or replaced. ``indices``: of the task. ``bad``: by
-        position, samples that are not tried. None: it is the first try."""
+        """Makes a task's batch; a ``Partial`` if samples failed and were skipped or replaced. ``bad``: by position,
+        samples that are not tried; None on the first try."""
         whole, error = self.parts.whole, None
         made: dict[int, Sample] = {}
         if self.parts.ahead is not None and bad is None:
@@ -74,12 +76,12 @@ class Guard:
         samples, failures = self._load(list(indices) if self.parts.batched else [indices], bad or {}, made)
         if not failures:
             if error is not None:
-                raise error  # not a sample's
+                raise error  # no single sample caused it
             return self.parts.finish(samples)
         return Partial(self.parts.finish(samples) if samples else NOTHING, failures)
 
     def probe(self, indices: Index, bad: Mapping[int, Failure]) -> None:
-        """Loads each sample that is not known to be bad alone, and drops it."""
+        """Loads each sample alone, except those known to be bad, and drops it."""
         for k, index in enumerate(list(indices) if self.parts.batched else [indices]):
             if k not in bad:
                 self.on_sample_start(k, 1)
@@ -89,7 +91,7 @@ class Guard:
     def _load(
         self, indices: Sequence[Index], bad: Mapping[int, Failure], made: Mapping[int, Sample]
     ) -> tuple[list[Sample], list[Failure]]:
-        """The samples, and what failed. ``made``: those that are loaded already."""
+        """Returns the samples and the failures. ``made``: samples that are already loaded."""
         out: list[Sample] = []
         failures: list[Failure] = []
         holes: list[int] = []  # positions in ``out`` for replacements
@@ -121,12 +123,12 @@ class Guard:
         return Failure(plain(index), file_of(self.parts.dataset, index), summary(e))
 
     def _replace(self, out: list[Sample], holes: list[int], failures: list[Failure]) -> list[Sample]:
-        """The samples with replacements in the holes."""
+        """Fills the holes with replacements and returns the samples."""
         if not holes:
             return out
         draw = random.Random(":".join(map(str, self._seed)))
         among = self.policy.among
-        if among is None:  # of the same batch
+        if among is None:  # repeat samples of the same batch
             good = sorted(set(range(len(out))) - set(holes))
             for k in holes:
                 out[k] = out[draw.choice(good)] if good else None

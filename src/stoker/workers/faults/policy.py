@@ -1,4 +1,4 @@
-"""What is to be done about a sample that fails, as frozen settings that travel to workers, and what comes back."""
+"""The policy for samples that fail, as frozen settings that are sent to workers, and the failures sent back."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ...core.nested import pin
 from ...core.types import Batch, Index, LoaderLike, Sample
 
 ACTIONS = ("raise", "skip", "replace")
-MAX_ERROR = 300  # characters of an error
+MAX_ERROR = 300  # characters kept of an error
 QUARANTINE = "stoker-quarantine.jsonl"
 
 
 class Failure(NamedTuple):
     """What went wrong with a sample."""
 
-    index: Index  # what the sampler yielded: an int, a str, else its ``repr``
-    file: str  # its file, if the dataset has a list of them; else ""
-    error: str  # one line, the type first
+    index: Index  # yielded by the sampler: an int or a str, else its ``repr``
+    file: str  # its file, if the dataset lists files; else ""
+    error: str  # one line, starting with the type
     kind: str = "error"  # "error", "death" (its worker died of it) or "timeout"
 
 
 class _Nothing:
-    """Stands for a batch without any sample."""
+    """Stands for a batch without samples."""
 
     def __reduce__(self) -> str:
         return "NOTHING"
@@ -43,7 +43,7 @@ NOTHING = _Nothing()
 
 
 class Partial:
-    """A batch in which samples failed, and their failures. The parent separates them when the batch is delivered."""
+    """A batch in which samples failed, with the failures. The parent separates the two on delivery."""
 
     __slots__ = ("data", "failures")
 
@@ -55,7 +55,7 @@ class Partial:
         return Partial, (self.data, self.failures)
 
     def pin_memory(self, device: str | None = None) -> Partial:
-        """torch's hook for types of its users."""
+        """torch's pinning hook for user-defined types."""
         data = self.data if self.data is NOTHING else pin(self.data, device)
         return Partial(data, self.failures)
 
@@ -65,15 +65,15 @@ class OnError:
     """The policy for samples that fail."""
 
     action: str = "raise"  # "raise", "skip", "replace" or "call"
-    refill: bool = False  # with "skip": other samples of the batch are repeated in their place
-    # with "call": gets index and error, and returns the replacement; None: skip the sample
+    refill: bool = False  # with "skip": repeat other samples of the batch instead
+    # with "call": gets index and error, and returns the replacement, or None to skip the sample
     call: Callable[[Index, Exception], Sample] | None = None
     # with "replace": indices that the sampler might have drawn; None: only those of the batch are known
     among: Sequence[Index] | None = None
 
 
 def on_error_of(loader: LoaderLike) -> OnError:
-    """A loader's policy; torch's own loaders have "raise"."""
+    """Returns a loader's policy; torch's own loaders have "raise"."""
     asked = getattr(loader, "on_error", "raise")
     if callable(asked):
         return OnError("call", call=asked)
@@ -81,11 +81,11 @@ def on_error_of(loader: LoaderLike) -> OnError:
 
 
 def _among(loader: LoaderLike, asked: str) -> Sequence[Index] | None:
-    """The indices that torch's own samplers draw from. For other samplers that is unknown, and an index that they would
+    """Returns the indices that torch's own samplers draw from; None for other samplers. An index that a sampler would
     never draw, a validation sample for instance, must not be used."""
     sampler = loader.sampler
     if asked != "replace" or (loader.batch_sampler is not None and loader.batch_size is None):
-        return None  # a batch_sampler of the user's: the loader's own sampler is not what draws
+        return None  # a user's batch_sampler draws, not the loader's own sampler
     if isinstance(sampler, SubsetRandomSampler):
         return sampler.indices
     if isinstance(sampler, WeightedRandomSampler):
@@ -97,7 +97,7 @@ def _among(loader: LoaderLike, asked: str) -> Sequence[Index] | None:
 
 
 def summary(error: BaseException) -> str:
-    """An error in one line."""
+    """Formats an error in one line."""
     try:
         message = str(error)
     except Exception:  # the user's __str__
@@ -107,17 +107,17 @@ def summary(error: BaseException) -> str:
 
 
 def plain(index: Index) -> int | str:
-    """An index that any process can read."""
+    """Converts an index to a plain int or str, which any process can read."""
     if isinstance(index, (int, str)) and type(index) in (int, str):
         return index
     try:
-        return int(index.__index__())  # NumPy's, or a tensor of one
+        return int(index.__index__())  # a NumPy integer, or a tensor with one element
     except Exception:
         return repr(index)[:MAX_ERROR]
 
 
 def check(on_error: object, refill: object, max_errors: object) -> None:
-    """Checks the arguments of a loader. Raises UsageError: what is wrong with one, and what is right."""
+    """Checks a loader's arguments. Raises UsageError, which says what is wrong and what is allowed."""
     if not callable(on_error) and on_error not in ACTIONS:
         raise UsageError(f"on_error={on_error!r}: one of {', '.join(map(repr, ACTIONS))}, or a function")
     if refill and on_error != "skip":

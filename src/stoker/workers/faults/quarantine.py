@@ -1,7 +1,7 @@
-"""The list of samples that failed: one line of JSON each, appended by any number of processes.
+"""Lists samples that failed: one line of JSON each, appended by any number of processes.
 
-Each line is one write(2) to a file that was opened with ``O_APPEND``, so lines of several ranks do not mix. Only its
-owner can read it (0600), and no link, pipe, device or file of another user is written to.
+Each line is one write(2) to a file opened with ``O_APPEND``, so lines of several ranks do not mix. Only the owner can
+read the file (0600), and links, pipes, devices and other users' files are not written to.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from .policy import Failure
 
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-PATH = 2000  # characters of a file's name
+PATH = 2000  # characters kept of a file's name
 
 
 def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
-    """Adds a line for each failure. Raises OSError: no such file can be written to."""
+    """Appends a line for each failure. Raises OSError if the file cannot be written to."""
     fd = os.open(path, FLAGS, 0o600)
     try:
         st = os.fstat(fd)

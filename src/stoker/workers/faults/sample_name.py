@@ -1,14 +1,14 @@
-"""How a sample is named in messages: by its index, and its file where that is known."""
+"""Names a sample in messages: by its index, and by its file if that is known."""
 
 from __future__ import annotations
 
 from ...core.types import Index
 
-MAX_INDEX = 200  # characters of an index that is an object
+MAX_INDEX = 200  # characters kept of an index's repr
 
 
 def called(index: Index, file: str) -> str:
-    """The name of a sample in messages.
+    """Returns the name of a sample for messages.
 
     Example:
         >>> called(17, "a.jpg"), called("k", "")

@@ -1,4 +1,4 @@
-"""Checks a loader's settings about faults, and turns them into a policy."""
+"""Checks a loader's fault settings, and turns them into a policy."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def asked(loader: LoaderLike) -> bool:
 
 
 def on_error(loader: LoaderLike) -> OnError | None:
-    """The policy for samples that fail; None: what torch does."""
+    """Returns the policy for samples that fail; None for torch's behaviour."""
     return policy.on_error_of(loader) if asked(loader) else None
 
 
 def restarts(loader: LoaderLike) -> bool:
     """Whether dead workers are replaced: for map-style datasets without ``state_dict()``, unless ``on_worker_death`` is
-    "raise". Loaders of torch's own class have no such setting, and get torch's error."""
+    "raise". Loaders of torch's own class lack this setting, and get torch's error."""
     how = getattr(loader, "on_worker_death", "raise")
     return how != "raise" and loader._dataset_kind == _DatasetKind.Map and not is_stateful(loader.dataset)
 
 
 def check(loader: Any) -> None:
-    """Checks all settings about faults. Raises UsageError: what is wrong, and what to do instead."""
+    """Checks all fault settings. Raises UsageError, which says what is wrong and what to do instead."""
     policy.check(loader.on_error, loader.refill, loader.max_errors)
     _check_death(loader)
     check_timeout(loader)
@@ -78,7 +78,7 @@ def check(loader: Any) -> None:
 
 
 def check_timeout(loader: Any) -> None:
-    """Checks ``sample_timeout=``. Raises UsageError: what is wrong, and what to do instead."""
+    """Checks ``sample_timeout=``. Raises UsageError, which says what is wrong and what to do instead."""
     seconds = getattr(loader, "sample_timeout", None)
     if seconds is None:
         return
@@ -123,7 +123,7 @@ def _check_death(loader: Any) -> None:
 
 
 def _check_context(loader: Any) -> None:
-    """Raises if torch's own iterator serves the loader and cannot do what is asked for."""
+    """Raises UsageError if torch's own iterator serves the loader and does not support its settings."""
     context = loader.multiprocessing_context
     if loader.num_workers == 0 or loader.debug or (LINUX and starts_processes(context)):
         return
@@ -147,13 +147,13 @@ def _check_context(loader: Any) -> None:
 
 
 def ignored(loader: object, *names: str) -> str:
-    """The names of those of these settings that were given, as text; "" for none."""
+    """Lists as text which of these settings were given; "" if none."""
     return ", ".join(name for name in names if getattr(loader, name, None) not in (None, 0, "raise"))
 
 
 def faults_of(loader: Any, state: Any) -> tuple[OnError, ErrorLog]:
-    """The policy of a loader that has one, and its error log, which lasts from epoch to epoch in ``state``."""
-    from .error_log import ErrorLog  # and the list that it writes
+    """Returns the loader's policy and its error log, which ``state`` keeps across epochs."""
+    from .error_log import ErrorLog
 
     check(loader)
     on_error = policy.on_error_of(loader)
