@@ -4,6 +4,6 @@
 
     worker: codec -> slot in an arena -> message on a pipe -> training process: views of the slot -> slot free again
 
-A worker owns a slot while it fills it; the consumer owns it from the message on, until nothing refers to the batch.
-``slots`` draws the life of a slot.
+A worker owns a slot while it fills it; the consumer owns it from the message until nothing refers to the batch.
+``slots`` has a diagram of a slot's life.
 """

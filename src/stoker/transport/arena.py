@@ -1,8 +1,8 @@
 """The memory of one worker, which parent and worker both map: a control block, a table of slots, and the slots.
 
 It is an anonymous file (memfd_create(2)): the size of ``/dev/shm`` does not matter, and nothing is left behind when
-either process is killed. Space is taken with fallocate(2), so shortage is an error and not a bus error. ``slots`` says
-who may write to a slot.
+either process is killed. Space is reserved with fallocate(2), so a shortage raises an error instead of SIGBUS.
+``slots`` explains who may write to a slot.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from .mapping import Memory, map_shared, punch
 
-MAX_SLOTS = 1024  # every slot is one mapping on each side; Linux allows 65,530 mappings a process
-ALIGN = 64  # a cache line, and more than any dtype asks for
-GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
+MAX_SLOTS = 1024  # each slot is one mapping on each side; Linux allows 65,530 mappings per process
+ALIGN = 64  # a cache line, and more than any dtype needs
+GRAIN = 1 << 16  # slot sizes are multiples of this, so batches of similar size fit each other's slots
 
 
 _CONTROL_BYTES = 8 * 16
@@ -29,7 +29,7 @@ _CHECKPOINTS_AT = _STAMPS_AT + MAX_SLOTS * 4
 CHECKPOINT_BYTES = 1 << 14  # for the random state of a worker: 10 KB
 _CHECKPOINT = struct.Struct("<QQQ")  # epoch, task, bytes of state
 HEADER_BYTES = -(-(_CHECKPOINTS_AT + 2 * CHECKPOINT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
-_TASK_BITS = 40  # of the word for the current task; the epoch is above them
+_TASK_BITS = 40  # low bits of the current-task word; the epoch is above them
 
 
 class TaskId(NamedTuple):
@@ -40,9 +40,9 @@ class TaskId(NamedTuple):
 
 
 class WorkerProgress(NamedTuple):
-    """What a worker says of itself in its arena."""
+    """What a worker publishes about itself in its arena."""
 
-    task: TaskId | None  # the task that it is doing; None: it is between two, or does not say
+    task: TaskId | None  # the task that it is doing; None: it is between two, or does not publish it
     position: int  # where it is in that task, an encoded ``workers.protocol.Position``
 
 
@@ -51,7 +51,7 @@ def aligned(n: int) -> int:
 
 
 class _Int:
-    """An attribute of an arena that is one 64-bit word of its control block."""
+    """An arena attribute stored as one 64-bit word of its control block."""
 
     def __init__(self, word: int, offset: int = 0) -> None:
         self._at, self._offset = word, offset
@@ -65,27 +65,27 @@ class _Int:
 
 
 class Arena:
-    """The memory of one worker: an anonymous file with header pages and slots behind them. Both sides hold one; ``fd``
-    is inherited (fork) or handed over (spawn, forkserver)."""
+    """The memory of one worker: an anonymous file with header pages followed by slots. Both sides hold one; ``fd`` is
+    inherited (fork) or handed over (spawn, forkserver)."""
 
-    # Written by the parent alone,
+    # Written only by the parent:
     stop = _Int(0)  # 1: the parent no longer wants this worker's tasks
-    workers = _Int(1)  # how many workers there are now
-    epoch = _Int(2)  # the epoch whose tasks are wanted, where tasks are shared
-    private_tasks = _Int(3)  # tasks that a worker finds in its own pipe and does before it takes shared ones
+    workers = _Int(1)  # present number of workers
+    epoch = _Int(2)  # the epoch whose tasks are wanted, if tasks are shared
+    private_tasks = _Int(3)  # tasks in the worker's own pipe, which it does before it takes shared ones
     trim_requests = _Int(14)  # how often the parent has asked for the memory of free slots
-    # and by the worker alone, but for what ``reset`` clears before it starts.
+    # Written only by the worker, except that ``reset`` clears some before it starts:
     slots = _Int(4)  # slots made so far
-    pss = _Int(5)  # bytes of memory of the worker, as it measured last: its proportional set size. 0 before that
-    slot_being_filled = _Int(6, offset=1)  # -1 for none. If the worker dies, this slot is taken and was sent to nobody
+    pss = _Int(5)  # proportional set size of the worker in bytes, when last measured; 0 before that
+    slot_being_filled = _Int(6, offset=1)  # -1 for none. If the worker dies, this slot is taken but was never sent
     ready = _Int(7)  # 1: the worker has started, and asks for tasks
-    stack_fd = _Int(8)  # the descriptor, in the worker, of the file to which it writes its stack when asked
+    stack_fd = _Int(8)  # the worker's descriptor of the file to which it writes its stack on request
     _file_end = _Int(9)
     _current_task = _Int(10)
     _position = _Int(11)
     _deadline = _Int(12)
     _rng_checkpoints = _Int(13)
-    read_threads = _Int(15)  # that load samples in the worker; 0: they are loaded one after the other
+    read_threads = _Int(15)  # threads that load samples in the worker; 0: samples are loaded one after the other
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -104,7 +104,7 @@ class Arena:
         if not self._file_end:
             self._file_end = HEADER_BYTES
         self._close = weakref.finalize(self, os.close, fd)
-        self._close.atexit = False  # the process' end closes it anyway
+        self._close.atexit = False  # process exit closes it anyway
 
     def close(self) -> None:
         """Closes the file at once. Mappings stay valid."""
@@ -121,21 +121,21 @@ class Arena:
         self._current_task = 0 if task is None else task[0] << _TASK_BITS | task[1] + 1
 
     def set_position(self, position: int, deadline_ns: int) -> None:
-        """Where the worker is in its task (``workers.protocol.Position``), and until when it may be there.
-        ``position``: an encoded ``Position``. ``deadline_ns``: of the monotonic clock; 0: no limit."""
+        """Publishes where the worker is in its task, and until when it may be there. ``position``: an encoded
+        ``workers.protocol.Position``. ``deadline_ns``: on the monotonic clock; 0 for no limit."""
         self._deadline = 0
         self._position = position
         self._deadline = deadline_ns
 
     def position(self) -> tuple[int, int]:
-        """Position and deadline as ``set_position`` wrote them. A position never comes with the deadline of the one
-        before: the deadline is 0 while the worker moves on."""
+        """Returns position and deadline as ``set_position`` wrote them. A position never comes with the previous one's
+        deadline, because the deadline is 0 while the worker moves on."""
         deadline = self._deadline
         position = self._position
         return position, deadline if deadline == self._deadline else 0
 
     def save_rng_checkpoint(self, epoch: int, task: int, state: bytes) -> None:
-        """Saves the random state in which a task begins. A kill in the middle leaves the checkpoint before."""
+        """Saves the random state with which a task begins. If killed midway, the previous checkpoint stays valid."""
         count = self._rng_checkpoints + 1
         at = _CHECKPOINTS_AT + (count & 1) * CHECKPOINT_BYTES
         end = at + _CHECKPOINT.size + len(state)
@@ -144,7 +144,7 @@ class Arena:
         self._rng_checkpoints = count
 
     def rng_checkpoint(self) -> tuple[TaskId, bytes] | None:
-        """The task before which random state was saved last, and the state. None: it was never saved."""
+        """Returns the task before which random state was last saved, and the state; None if it never was."""
         if not self._rng_checkpoints:
             return None
         at = _CHECKPOINTS_AT + (self._rng_checkpoints & 1) * CHECKPOINT_BYTES
@@ -153,8 +153,8 @@ class Arena:
         return TaskId(epoch, task), bytes(self._memory[at : at + nbytes])
 
     def reset(self, keep_checkpoint: bool = False) -> None:
-        """Clears what the last worker said of itself, before another one starts in this memory. ``keep_checkpoint``:
-        the next worker goes on from the last one's random state."""
+        """Clears what the last worker published, before another one starts in this memory. With ``keep_checkpoint``,
+        the next worker continues from the last one's random state."""
         self.stop = self.ready = 0
         self.current_task = None
         self.slot_being_filled = -1
@@ -165,7 +165,7 @@ class Arena:
             self._rng_checkpoints = 0
 
     def location(self, slot: int) -> tuple[int, int]:
-        """Offset in the file and capacity of a slot, in bytes."""
+        """Returns a slot's offset in the file and its capacity, in bytes."""
         return self._table[2 * slot], self._table[2 * slot + 1]
 
     def map(self, slot: int) -> Memory:
@@ -174,8 +174,8 @@ class Arena:
         return map_shared(self.fd, capacity, offset)
 
     def add(self, nbytes: int, slot: int | None = None) -> int | None:
-        """Takes room for a slot, a new one or, larger and elsewhere, for an existing one. Returns the slot's number, or
-        None when there is no room (memory, cgroup, number of slots)."""
+        """Reserves space for a new slot, or moves an existing one to a larger space. Returns the slot's number, or None
+        if there is no room (memory, cgroup, number of slots)."""
         capacity = -(-nbytes // GRAIN) * GRAIN
         offset = self._file_end
         if slot is None and self.slots >= MAX_SLOTS:
@@ -194,7 +194,7 @@ class Arena:
         return slot
 
     def punch(self, slot: int) -> None:
-        """Gives the slot's pages back to the system; its number stays."""
+        """Returns the slot's pages to the system; its number stays."""
         offset, capacity = self.location(slot)
         if capacity:
             punch(self.fd, offset, capacity)
@@ -202,8 +202,8 @@ class Arena:
 
 
 def progress(path: str) -> WorkerProgress | None:
-    """Of another process' worker, by the path of its arena under ``/proc``; None: no worker has begun in that memory.
-    Raises OSError: the file is gone, or may not be read."""
+    """Reads the progress of another process's worker from the path of its arena under ``/proc``. None if no worker has
+    started in that memory. Raises OSError if the file is gone or may not be read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         control = os.pread(fd, _CONTROL_BYTES, 0)
@@ -211,6 +211,6 @@ def progress(path: str) -> WorkerProgress | None:
         os.close(fd)
     if len(control) < _CONTROL_BYTES:
         return None
-    seen = Arena.__new__(Arena)  # which only reads a copy
+    seen = Arena.__new__(Arena)  # backed by the copy just read
     seen._control = memoryview(control).cast("Q")
     return WorkerProgress(seen.current_task, seen.position()[0]) if seen.ready else None

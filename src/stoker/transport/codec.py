@@ -1,11 +1,11 @@
-"""Any Python object as a small meta block plus leaves: blocks of bytes that go into a slot.
+"""Encodes any Python object as a small meta block plus leaves: blocks of bytes that go into a slot.
 
-Pickle protocol 5 (PEP 574) carries the object's skeleton; tensors and NumPy arrays are left out of the stream and
-travel as leaves. A tensor that is in the slot already (collated there) is not copied. Tensors that overlap in memory
-still overlap afterwards; dtypes, strides and ``requires_grad`` are kept, as torch's own loader keeps them. Tensors that
-are not plain (sparse, quantized, a subclass) are pickled as their class does it, with their storage as a leaf.
+Pickle protocol 5 (PEP 574) carries the object's structure; tensors and NumPy arrays stay out of the stream and become
+leaves. A tensor that is already in the slot (collated there) is not copied. Tensors that overlap in memory still
+overlap afterwards; dtypes, strides and ``requires_grad`` are kept, as in torch's own loader. Other tensors (sparse,
+quantized, subclasses) are pickled as their class does it, with their storage as a leaf.
 
-Streams are written and read by processes that forked from, or were started by, the same parent: pickle is safe here.
+Streams are written and read by processes forked from or started by the same parent, so pickle is safe here.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ TensorRow: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bo
 Span: TypeAlias = tuple[int, int]
 """A buffer leaf: offset, bytes."""
 Layout: TypeAlias = tuple[torch.dtype, torch.Size, tuple[int, ...]]
-"""What decides the meta block of a batch that is one tensor: dtype, shape, strides."""
-ONE, LIST = b"1", b"L"  # instead of a stream, for the two commonest batches: a tensor, and a list of tensors
-MAX_LAYOUTS = 1000  # that are remembered, on each side
+"""Determines the meta block of a batch that is one tensor: dtype, shape, strides."""
+ONE, LIST = b"1", b"L"  # replace the stream of the two most common batches: a tensor, and a list of tensors
+MAX_LAYOUTS = 1000  # layouts remembered on each side
 _meta_of_layout: dict[Layout, tuple[bytes, int]] = {}  # meta block, bytes of the leaf
 _decoded_meta: dict[bytes, tuple[list[TensorRow], list[Span], bytes]] = {}
 FOREIGN = ">" if sys.byteorder == "little" else "<"
-# torch's loader pickles with the default protocol. Since Python 3.14 that is 5, which keeps the order in memory and the
-# byte order of an array without gaps.
+# torch's loader pickles with the default protocol. Since Python 3.14 that is 5, which keeps the memory order and byte
+# order of an array without gaps.
 KEEPS_LAYOUT = pickle.DEFAULT_PROTOCOL >= 5
 SMALL_ARRAY = 512  # bytes; a smaller array is cheaper in the stream than as a leaf
 DTYPES: list[torch.dtype] = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 _CODES = {d: i for i, d in enumerate(DTYPES)}
-# What users registered for their types, with multiprocessing or with copyreg. A live view on both.
+# Reducers that users registered with multiprocessing or copyreg; a live view of both.
 _REDUCERS = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # type: ignore[attr-defined]
 
 
 def _leaf(index: int) -> torch.Tensor:
-    """Stands in the stream for tensor leaf ``index``; ``_BatchUnpickler`` exchanges it for ``_view``."""
+    """Stands for tensor leaf ``index`` in the stream; ``_BatchUnpickler`` replaces it by ``_view``."""
     raise pickle.UnpicklingError(f"tensor leaf {index} outside of a slot")
 
 
@@ -83,22 +83,22 @@ def _plain(t: torch.Tensor) -> bool:
 
 
 def _array(a: npt.NDArray[np.generic]) -> object:
-    """What pickle makes of an array: laid out as torch's loader lays it out, and writable whatever the sample was."""
+    """Reduces an array so that it arrives with the layout of torch's loader, and writable in any case."""
     if KEEPS_LAYOUT:
         if a.flags.writeable:
             return NotImplemented
         copy = a.copy(order="K")
-        dense = a.flags.forc or copy.strides == a.strides  # NumPy copies others itself, in row order
+        dense = a.flags.forc or copy.strides == a.strides  # NumPy itself copies others, in row order
         return copy.__reduce_ex__(5) if dense else NotImplemented
     if a.dtype.byteorder == FOREIGN:
         return a.astype(a.dtype.newbyteorder("="), order="A").__reduce_ex__(5)
-    if not (a.flags.writeable and a.flags.forc):  # in column order where the array is, else in row order
+    if not (a.flags.writeable and a.flags.forc):  # copied in column order if the array has it, else in row order
         return a.copy(order="A").__reduce_ex__(5)
     return NotImplemented
 
 
 def _keep(buffers: list[pickle.PickleBuffer], b: pickle.PickleBuffer) -> bool:
-    """Keeps an array out of the stream; True leaves it in."""
+    """Keeps an array's buffer out of the stream. Returns True to leave it in."""
     with b.raw() as raw:
         if raw.nbytes < SMALL_ARRAY:
             return True
@@ -110,7 +110,7 @@ class _BatchPickler(pickle.Pickler):
     """Leaves tensors out of the stream and remembers them in order."""
 
     def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        # Not a method: that would be a reference cycle, and the tensors would hold their slot until it is collected.
+        # Not a method, because a reference cycle would keep the tensors, and so their slot, until it is collected.
         super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, buffers))
         self.dispatch_table = _REDUCERS
         self.tensors: list[torch.Tensor] = []
@@ -125,7 +125,7 @@ class _BatchPickler(pickle.Pickler):
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             return _storage, (_bytes_of(obj),)
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu":
-            return obj.__reduce_ex__(5)  # the class knows its attributes; its storages come back here
+            return obj.__reduce_ex__(5)  # the class reduces its attributes; its storages come back here
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
             return _array(obj)
         return NotImplemented
@@ -142,7 +142,7 @@ class _BatchUnpickler(pickle.Unpickler):
         self, stream: io.BytesIO, buffers: Iterable[memoryview], leaves: list[TensorRow], memory: Memory
     ) -> None:
         super().__init__(stream, buffers=buffers)
-        # Not a method: pickle's memo would refer to it, and the slot would be held until that cycle is collected.
+        # Not a method, because pickle's memo would hold it in a cycle, and the slot until that is collected.
         self._tensor = functools.partial(_view, leaves, memory)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -159,7 +159,7 @@ def _view(leaves: list[TensorRow], memory: Memory, index: int) -> torch.Tensor:
     else:
         t = torch.empty(0, dtype=dtype, device="cpu")
     if len(shape) != 1 or strides != (1,):
-        t.as_strided_(shape, strides)  # in place: a view, to autograd, may neither be detached nor outlive no_grad
+        t.as_strided_(shape, strides)  # in place, because autograd restricts views: detach_(), use after no_grad
     return t.requires_grad_() if grad else t
 
 
@@ -172,7 +172,7 @@ def _layout(t: torch.Tensor) -> Layout:
 
 
 class Encoded:
-    """An object taken apart: a meta block and leaves. Call ``place``, then ``write`` or ``blob``."""
+    """An object split into a meta block and leaves. Call ``place``, then ``write`` or ``blob``."""
 
     def __init__(self, obj: Batch) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
@@ -188,12 +188,12 @@ class Encoded:
             self._tensors = pickler.tensors
         self._copies: list[tuple[int, int, int]] = []  # offset, address, bytes
         self._spans: list[Span] = []
-        self.meta = b""  # bytes; what ``decode`` needs beside the leaves
-        self.size = 0  # bytes that the leaves take, counted from the beginning of their memory
-        self.in_slot = False  # some leaf is in the slot already
+        self.meta = b""  # all that ``decode`` needs besides the leaves
+        self.size = 0  # bytes from the beginning of the leaves' memory to the end of the last leaf
+        self.in_slot = False  # some leaf is already in the slot
 
     def place(self, slot: SlotWriter | None = None) -> Encoded:
-        """Gives every leaf its offset, behind what ``slot`` holds already. May be called again for another slot."""
+        """Gives every leaf its offset, after the present contents of ``slot``. May be called again for another slot."""
         base, held, self.size = 0, 0, 0
         if slot is None or slot.whole is None:
             if self._stream is ONE and self._place_as_before():
@@ -233,7 +233,7 @@ class Encoded:
         return self
 
     def _place_as_before(self) -> bool:
-        """Small batches mostly have the layout of the one before, and so its meta block."""
+        """Reuses the meta block of an earlier batch with the same layout; small batches mostly have one."""
         t = self._tensors[0]
         known = _meta_of_layout.get(_layout(t))
         if known is None:
@@ -244,7 +244,7 @@ class Encoded:
         return True
 
     def _place_copies(self, rows: list[TensorRow], outside: list[tuple[int, int, int]]) -> None:
-        """Blocks for the leaves that are not in the slot; leaves that overlap in memory share one."""
+        """Assigns blocks to the leaves outside the slot; leaves that overlap in memory share one."""
         outside.sort()
         groups: list[tuple[int, int, list[tuple[int, int]]]] = []
         for lo, hi, i in outside:
@@ -257,21 +257,21 @@ class Encoded:
         for start, end, members in groups:
             block = aligned(self.size)
             if len(members) > 1:
-                block += start % ALIGN  # each of them as aligned as it was
+                block += start % ALIGN  # keeps the alignment of each member
             self.size = block + end - start
             self._copies.append((block, start, end - start))
             for i, lo in members:
                 rows[i] = (block + lo - start, *rows[i][1:])
 
     def write(self, address: int) -> None:
-        """Copies the leaves that are not there yet to ``address``, where ``size`` bytes are writable."""
+        """Copies the leaves that are not in the slot yet to ``address``, where ``size`` bytes are writable."""
         for at, source, n in self._copies:
             ctypes.memmove(address + at, source, n)
         for (at, n), b in zip(self._spans, self._buffers, strict=True):
             ctypes.memmove(address + at, np.frombuffer(b.raw(), np.uint8).ctypes.data, n)
 
     def blob(self) -> bytes:
-        """Meta and leaves in one piece, for a message that carries both. Only where no leaf is ``in_slot``."""
+        """Returns meta block and leaves in one piece, for a message that carries both. Requires ``in_slot`` False."""
         if len(self._copies) == 1 and not self._spans and not self._copies[0][0]:
             _, source, n = self._copies[0]
             return self.meta + ctypes.string_at(source, n)
@@ -281,8 +281,12 @@ class Encoded:
 
 
 def decode(meta: bytes, memory: Memory) -> Batch:
-    """Puts an object together again. Its tensors and arrays are views on ``memory`` and hold it. ``meta``: an
-    ``Encoded.meta``. ``memory``: a writable buffer with the leaves at its beginning."""
+    """Reassembles an object. Its tensors and arrays are views of ``memory`` and keep it alive.
+
+    Args:
+        meta: an ``Encoded.meta``.
+        memory: a writable buffer that begins with the leaves.
+    """
     known = _decoded_meta.get(meta)
     if known is None:
         n = 4 + int.from_bytes(meta[:4], "little")

@@ -1,7 +1,7 @@
-"""Mapping shared memory without spending a descriptor on each mapping.
+"""Maps shared memory without spending a descriptor on each mapping.
 
 ``mmap.mmap`` keeps a duplicate of the file's descriptor for as long as it lives (Python 3.13 can be told not to). A
-consumer that keeps a thousand batches would need a thousand descriptors, the usual limit of a whole process. mmap(2)
+consumer that keeps a thousand batches would need a thousand descriptors, the usual limit for a whole process. mmap(2)
 itself needs the descriptor only during the call.
 """
 
@@ -15,7 +15,7 @@ import weakref
 from typing import Any, TypeAlias
 
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, kernel 5.14; Python's mmap has no names for them
-Memory: TypeAlias = Any  # a ctypes array of bytes, which NumPy's types do not know as a buffer; views keep it mapped
+Memory: TypeAlias = Any  # a ctypes array of bytes, which NumPy's stubs do not accept as a buffer; views keep it mapped
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
@@ -32,33 +32,35 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_shared(fd: int, length: int, offset: int = 0) -> Memory:
-    """Maps ``length`` bytes of a file, readable and writable, shared with other processes that map them. Returns a
-    ctypes array of bytes. It is unmapped when the last view on it dies. Raises OSError: no memory, no address space or
-    too many mappings."""
+    """Maps ``length`` bytes of a file, readable, writable and shared with other processes.
+
+    Returns a ctypes array of bytes, which is unmapped when the last view of it dies. Raises OSError if there is no
+    memory or address space, or too many mappings.
+    """
     libc = _libc()
     address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
     if address == ctypes.c_void_p(-1).value:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno))
     memory = (ctypes.c_ubyte * length).from_address(address)
-    weakref.finalize(memory, libc.munmap, address, length).atexit = False  # the process' end unmaps it anyway
+    weakref.finalize(memory, libc.munmap, address, length).atexit = False  # process exit unmaps it anyway
     return memory
 
 
 def populate(memory: Memory, length: int, used: bool = False) -> None:
-    """Brings the first ``length`` bytes in at once, as large pages where the system lets shared memory have them.
+    """Populates the first ``length`` bytes at once, with huge pages if the system allows them for shared memory.
 
-    One call instead of a fault a page, which is what costs most about memory used for the first time. All are advice
-    (madvise(2)): on a kernel that does not know them the pages come one fault at a time. ``used``: the pages exist and
-    only have to be mapped. A read maps sixteen at a time, and as writable as a write does; pages that do not exist yet
-    come in half as fast that way.
+    Replaces one fault per page, the largest cost of fresh memory, by one call. These are only advice (madvise(2)): on a
+    kernel that does not know them, pages are faulted in one by one. ``used``: the pages exist and only need mapping.
+    Reading then maps sixteen at a time, as writable as writing would. For pages that do not exist yet, reading takes
+    twice as long.
     """
     libc, address = _libc(), ctypes.addressof(memory)
-    libc.madvise(address, ctypes.sizeof(memory), mmap.MADV_HUGEPAGE)  # heeded only where shmem_enabled says "advise"
+    libc.madvise(address, ctypes.sizeof(memory), mmap.MADV_HUGEPAGE)  # obeyed only if shmem_enabled is "advise"
     advice = MADV_POPULATE_READ if used else MADV_POPULATE_WRITE
     libc.madvise(address, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE, advice)
 
 
 def punch(fd: int, offset: int, length: int) -> None:
-    """Gives a file's pages back to the system; the file keeps its size. Failing only costs memory. fallocate(2)."""
+    """Returns a file's pages to the system; the file keeps its size (fallocate(2)). A failure only costs memory."""
     _libc().fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, offset, length)

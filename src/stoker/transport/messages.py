@@ -1,8 +1,8 @@
-"""Messages on pipes between parent and workers: no threads, no locks, no feeder.
+"""Messages on pipes between parent and workers, without feeder threads or locks between processes.
 
-A message (``Message``) is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes of payload. Together they
-stay within ``PIPE_BUF``, so a write is all or nothing (pipe(7), "PIPE_BUF"), on a non-blocking pipe as well. A longer
-payload is sent as several records, all but the last marked ``MORE``; that happens only where no slot was free.
+A message (``Message``) is a header of ``HEADER.size`` bytes and at most ``INLINE`` bytes of payload. Together they stay
+within ``PIPE_BUF``, so a write is all or nothing (pipe(7), "PIPE_BUF"), even on a non-blocking pipe. A longer payload
+is sent as several records, all but the last marked ``MORE``; that happens only if no slot was free.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..core.errors import TransportError
 
 HEADER = struct.Struct("<BBHIiIqqqqqqq")
 INLINE = min(getattr(select, "PIPE_BUF", 512), 4096) - HEADER.size
-READ_BYTES = 1 << 14  # at one read: a few of the longest records, a hundred and more of the common ones
-PIPE_BYTES = 1 << 20  # of a pipe that proved too small at 64 KB; Linux' default upper limit
+READ_BYTES = 1 << 14  # per read: a few of the longest records, or more than a hundred common ones
+PIPE_BYTES = 1 << 20  # size for a pipe that proved too small at 64 KB; Linux's default upper limit
 
 
 class Kind(enum.IntEnum):
@@ -47,13 +47,15 @@ class Message(NamedTuple):
     """One message."""
 
     kind: int  # a ``Kind``
-    worker: int  # the slot of the pool's table that it concerns
+    worker: int  # the worker's place in the pool's table
     epoch: int  # epoch of the task, counted by the parent from 0; wraps at 2**32
     task: int  # number of the task within its epoch
     slot: int = -1  # slot that holds the leaves, or -1
     used: int = 0  # bytes in use in that slot
-    meta: int = 0  # bytes of the codec's meta block at the head of the slot's used part, 0 where it is in ``payload``
-    times: Times = NO_TIMES  # what the task cost
+    # bytes of the codec's meta block: last in the slot's used part or, without a slot, first in ``payload``;
+    # 0 with a slot: the block is all of ``payload``
+    meta: int = 0
+    times: Times = NO_TIMES  # spent on the task
     payload: bytes = b""  # inline bytes
 
 
@@ -69,13 +71,13 @@ def pack(
     payload: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """The bytes of one record; ``payload`` has to fit ``INLINE``. Takes fields and not a ``Message``, which would cost
-    a microsecond a batch on each side."""
+    """Packs one record into bytes; ``payload`` must fit ``INLINE``. Takes fields instead of a ``Message``, which would
+    cost a microsecond per batch on each side."""
     return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
 
 
 def unpack(packet: bytes) -> Message:
-    """The record that ``pack`` made."""
+    """Unpacks a record that ``pack`` made. Raises TransportError if it is not one."""
     kind, _, worker, length, slot, epoch, task, used, meta, *times = HEADER.unpack_from(packet)
     if not 1 <= kind <= 5 or len(packet) != HEADER.size + length:
         raise TransportError(f"not a message: {len(packet)} bytes of kind {kind}")
@@ -84,7 +86,7 @@ def unpack(packet: bytes) -> Message:
 
 
 def split(r: Message) -> list[bytes]:
-    """The record as the atomic writes that carry it."""
+    """Splits a record into the atomic writes that carry it."""
     payload = r.payload
     if len(payload) <= INLINE:
         return [pack(*r)]
@@ -98,19 +100,18 @@ def split(r: Message) -> list[bytes]:
 
 
 class Reader:
-    """Reads records off a pipe, whole ones only, and puts them into ``ready``, which several readers may share. The
-    caller closes ``fd``."""
+    """Reads whole records from a pipe into ``ready``, which several readers may share. The caller closes ``fd``."""
 
     def __init__(self, fd: int, ready: deque[Message] | None = None) -> None:
         self.fd = fd
         self._rest = 0  # bytes of an incomplete record, at the beginning of the memory
         self._parts: dict[int, list[bytes]] = {}
-        self._memory = bytearray(READ_BYTES)  # os.read's new 64 KB each time make malloc tidy up all that is small
+        self._memory = bytearray(READ_BYTES)  # reused: a new 64 KB buffer per os.read makes malloc consolidate
         self.ready: deque[Message] = deque() if ready is None else ready
 
     def feed(self) -> bool:
-        """Reads what there is into ``ready``. Returns False at the end of the pipe. Raises BlockingIOError: nothing to
-        read, on a non-blocking pipe; TransportError: bytes that are not a record."""
+        """Reads what is available into ``ready``. Returns False at the end of the pipe. Raises BlockingIOError if a
+        non-blocking pipe is empty, and TransportError if the bytes are not a record."""
         buf, at, head = self._memory, 0, HEADER.size
         came = os.readv(self.fd, [memoryview(buf)[self._rest :]])
         if not came:
@@ -140,8 +141,8 @@ class Reader:
 
 
 class Outbox:
-    """Writes records to one worker and never blocks: what the pipe does not take waits here. A busy worker does not
-    read. If the parent blocked on it while it blocks on a full result pipe, both would wait for ever."""
+    """Writes records to one worker without blocking: what does not fit into the pipe waits here. A busy worker does not
+    read. If the parent blocked on it while it blocked on a full result pipe, both would wait forever."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -152,7 +153,7 @@ class Outbox:
     def put(
         self, kind: int, worker: int, epoch: int = 0, task: int = 0, slot: int = -1, used: int = 0, payload: bytes = b""
     ) -> None:
-        """Sends a record, or keeps it for ``flush``. One for a worker that has ended is dropped."""
+        """Sends a record, or keeps it for ``flush``. Drops it if the worker has ended."""
         if len(payload) <= INLINE:
             parts = [pack(kind, worker, epoch, task, slot, used, 0, NO_TIMES, payload)]
         else:
@@ -172,7 +173,7 @@ class Outbox:
                     return
 
     def flush(self) -> bool:
-        """Writes what waits. Returns True when nothing is left."""
+        """Writes waiting records. Returns True when none is left."""
         if not self.waiting:
             return True
         with self._lock:
@@ -188,7 +189,7 @@ class Outbox:
         return True
 
     def _grow(self) -> None:
-        with contextlib.suppress(OSError):  # over the user's limit for pipes: the outbox holds the rest
+        with contextlib.suppress(OSError):  # beyond the user's limit for pipes the outbox holds the rest
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 

@@ -1,9 +1,9 @@
-"""The order in which other processes see reads and writes of shared memory.
+"""A memory barrier: fixes the order in which other processes see reads and writes of shared memory.
 
-x86-64 keeps the order of the program, but for a read that overtakes an earlier write. ARM keeps hardly any, and Python
-has no barrier. A lock has one half each time: what stands before its release is done before that, what stands behind
-its acquisition is done after that, and an acquisition does not overtake an earlier release (Arm Architecture Reference
-Manual, "Barrier-ordered-before"). So a release between two acquisitions is a barrier for all.
+x86-64 keeps program order, except that a read may overtake an earlier write. ARM guarantees almost no order, and Python
+has no barrier. A lock provides two half barriers: accesses before its release complete before the release, and accesses
+after its acquisition come after it. An acquisition does not overtake an earlier release (Arm Architecture Reference
+Manual, "Barrier-ordered-before"). So a release followed by an acquisition is a full barrier.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ ORDERED = platform.machine() in ("x86_64", "AMD64")
 
 
 def barrier(ordered: bool = ORDERED, new_lock: type[Lock] = Lock) -> None:
-    """Reads and writes before it are done before writes after it, and reads before reads, as other processes see it.
-    The arguments stay when the interpreter ends and the module's names do not."""
+    """Orders earlier reads and writes before later writes, and earlier reads before later reads, as other processes see
+    them. The default arguments survive interpreter shutdown; the module's names do not."""
     if not ordered:
-        lock = new_lock()  # a new one each time: another thread may hold one while this process is forked
+        lock = new_lock()  # new each time: a shared lock might be held by another thread at a fork
         lock.acquire()
         lock.release()
         lock.acquire()

@@ -1,10 +1,10 @@
-"""Slots: shared memory that a worker fills with a batch and the consumer reads in place, used again while it is warm.
+"""Slots: shared memory that a worker fills with a batch and the consumer reads in place, reused while it is warm.
 
-One ``Arena`` belongs to one worker. Page tables are filled at once (``mapping.populate``), which costs a third of
+Each worker has its own ``Arena``. Page tables are filled at once (``mapping.populate``), which costs a third of
 touching page after page; ``docs/notes/slots.md`` has the numbers. A batch's memory is freed when its last tensor dies:
-``SlotReader.lease`` hands out an array and ``_lease_ended`` gives the slot back to the worker.
+``SlotReader.lease`` hands out an array and ``_lease_ended`` returns the slot to the worker.
 
-Life of a slot; only the side named may make the move:
+Life of a slot; only the named side may make a transition:
 
     FREE --worker--> FILLING --worker--> IN_FLIGHT --parent--> LEASED --parent--> FREE
                         |                    +--parent (dropped, or copied out)--> FREE
@@ -12,11 +12,11 @@ Life of a slot; only the side named may make the move:
 
 A page-locked slot that the consumer drops is FREE only when the device has read it (``device.pinned_slots``).
 
-In shared memory only "free or not" has to be known by both sides: one 32-bit stamp a slot, 0 while taken, else a
-count that grows with every release, so the worker takes the slot that was released last, whose pages are warm.
-The stamp is the only word that both sides write, and each side writes it only in its own moves. The consumer's reads of
-a batch come before the stamp that frees its slot (``ordering.barrier``). The worker's writes come after it: whether
-they are made depends on the stamp, which orders them on all processors.
+Both sides only need to share whether a slot is free: one 32-bit stamp per slot, 0 while it is taken, else a count that
+grows with every release. So the worker takes the slot released last, whose pages are warm. The stamp is the only word
+that both sides write, and each side writes it only in its own transitions. The consumer's reads of a batch come before
+the stamp that frees its slot (``ordering.barrier``). The worker's writes come after it, because they depend on the
+stamp; all processors keep that order.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .mapping import Memory, populate
 from .ordering import barrier
 
 if TYPE_CHECKING:
-    import numpy.typing as npt  # at run time it would cost ten milliseconds
+    import numpy.typing as npt  # importing it at run time would cost ten milliseconds
 
     Bytes: TypeAlias = npt.NDArray[np.uint8]
 else:
     Bytes = np.ndarray
 
-MAX_PINNED_BY_FORK = 256 << 20  # bytes of slots that forked children see; beyond, batches are copied out
-SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
+MAX_PINNED_BY_FORK = 256 << 20  # bytes of slots that forked children see; beyond this, batches are copied out
+SLACK = 8  # a slot that proved too small is replaced by one larger than needed by this fraction: an eighth
 
 
 class SlotWriter:
@@ -51,7 +51,7 @@ class SlotWriter:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
-        self._sent: dict[int, weakref.ref[Bytes]] = {}  # alive while the dataset keeps a tensor in a slot it has sent
+        self._sent: dict[int, weakref.ref[Bytes]] = {}  # alive while the dataset keeps a tensor in a sent slot
         self.slot = -1  # the slot being filled; -1 for none
         self.used = 0  # bytes in use in it
         self.capacity = 0  # its size in bytes
@@ -61,8 +61,8 @@ class SlotWriter:
         self._trims_done = arena.trim_requests
 
     def take(self, nbytes: int) -> bool:
-        """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
-        self.cancel()  # one that a dataset began by ``stoker.empty``; it is not reused while the dataset keeps that
+        """Starts filling a slot of at least ``nbytes``. Returns False if none is available."""
+        self.cancel()  # a slot that a dataset began with ``stoker.empty``; not reused while the dataset keeps a tensor
         slot = self._choose(nbytes)
         if slot is None:
             return False
@@ -77,7 +77,7 @@ class SlotWriter:
             populate(memory, nbytes, used=self.arena.stamps[slot] > 0)
             self._maps[slot] = mapped = (offset, memory)
         self._stamp, self.arena.stamps[slot] = self.arena.stamps[slot] or 1, 0
-        # The lease: every tensor in the slot holds this very array, so its death says that the last one died.
+        # The lease: every tensor in the slot holds this array, so the array dies with the last tensor.
         self.whole = np.frombuffer(mapped[1], np.uint8)
         self.address = self.whole.ctypes.data
         self.slot, self.used, self.capacity = slot, 0, capacity
@@ -85,7 +85,7 @@ class SlotWriter:
         return True
 
     def room(self, nbytes: int) -> int | None:
-        """Reserves bytes in the slot being filled: their offset, aligned, or None when they do not fit."""
+        """Reserves bytes in the slot being filled. Returns their aligned offset, or None if they do not fit."""
         at = aligned(self.used)
         if self.whole is None or at + nbytes > self.capacity:
             return None
@@ -93,7 +93,7 @@ class SlotWriter:
         return at
 
     def sent(self) -> None:
-        """The slot is the parent's now. It is not written again while the dataset keeps a tensor in it."""
+        """Hands the slot to the parent. It is not written again while the dataset keeps a tensor in it."""
         if self.whole is not None:
             self._sent[self.slot] = weakref.ref(self.whole)
             self.arena.slot_being_filled = -1
@@ -102,7 +102,7 @@ class SlotWriter:
         self.used = self.capacity = self.address = 0
 
     def cancel(self) -> None:
-        """The slot was not needed after all."""
+        """Frees the slot being filled without sending it."""
         if self.whole is not None:
             slot = self.slot
             self.sent()
@@ -131,7 +131,7 @@ class SlotWriter:
         return self.arena.add(nbytes)
 
     def _trim(self) -> None:
-        """Gives back the memory of slots that are free."""
+        """Returns the memory of free slots to the system."""
         stamps = self.arena.stamps
         for slot in range(self.arena.slots):
             stamp = stamps[slot]
@@ -165,27 +165,27 @@ class SlotReader:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena  # the memory
-        # page-locks slots as they are mapped; a locked slot is free only when no device reads it any more
+        # page-locks slots as they are mapped; a locked slot is free only when the device has finished reading it
         self.locker: PageLocker | None = None
-        self._read_by_device: set[int] = set()  # the consumer has dropped them, the device may still read them
+        self._read_by_device: set[int] = set()  # dropped by the consumer, but the device may still read them
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}  # slots that the consumer holds
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
-        self._getpid, self._barrier = os.getpid, barrier  # a batch may outlive the module, as the interpreter ends
+        self._getpid, self._barrier = os.getpid, barrier  # at interpreter shutdown, a batch may outlive the module
         self._owner = os.getpid()
-        # slots that a forked child sees, which are never written again, and their bytes in use
+        # bytes in use of slots that a forked child sees, which are never written again
         self.pinned_by_fork: dict[int, int] = {}
         _readers.add(weakref.ref(self, _readers.discard))
 
     def lock_with(self, locker: PageLocker | None) -> None:
-        """From now on slots are page-locked; those that are mapped already, too."""
+        """Page-locks slots from now on, including those already mapped."""
         before, self.locker = self.locker, locker
         if locker is not None and locker is not before:
             for _, memory in self._maps.values():
                 locker.lock(memory)
 
     def lease(self, slot: int, used: int) -> Bytes:
-        """The slot's first ``used`` bytes as an array. The slot is free again when nothing refers to the array."""
+        """Returns the slot's first ``used`` bytes as an array. The slot is free when nothing refers to the array."""
         if self.degraded:
             return self.copy(slot, used)
         try:
@@ -196,7 +196,7 @@ class SlotReader:
         return whole
 
     def _lease_ended(self, slot: int) -> None:
-        """The batch's last tensor has died: frees its slot, a page-locked one when the device has read it."""
+        """Frees the slot once the batch's last tensor has died; a page-locked slot once the device has read it."""
         self.leases.pop(slot, None)
         if self.locker is None or slot not in self._maps or not self.locker.is_locked(self._maps[slot][1]):
             self.release(slot)
@@ -209,22 +209,22 @@ class SlotReader:
         self.release(slot)
 
     def shrink(self) -> None:
-        """Has the worker give back the memory of free slots, before it fills the next one."""
+        """Makes the worker return the memory of free slots to the system, before it fills the next one."""
         self.arena.trim_requests += 1
         self.unmap_unused()
 
     def unmap_unused(self) -> None:
-        """Unmaps slots that neither consumer nor device uses; they are mapped again when they are leased."""
+        """Unmaps slots that neither consumer nor device uses; they are mapped again when leased."""
         for slot in list(self._maps):
             if slot not in self.leases and slot not in self._read_by_device:
                 del self._maps[slot]
 
     def leased_bytes(self) -> int:
-        """Bytes that the consumer holds. Counted afresh: leases end in any thread, at any moment."""
+        """Returns the bytes that the consumer holds; counted anew, because leases end in any thread at any time."""
         return sum(used for _, used in list(self.leases.values()))
 
     def copy(self, slot: int, used: int) -> Bytes:
-        """The same bytes in private memory; the slot is free at once."""
+        """Copies the slot's bytes to private memory, and frees the slot at once."""
         out = np.empty(used, np.uint8)
         offset, _ = self.arena.location(slot)
         done = 0
@@ -234,8 +234,8 @@ class SlotReader:
         return out
 
     def release(self, slot: int) -> None:
-        """Gives a slot back to its worker."""
-        # A child forked by user code inherits the leases; what ends there must not free what is in use here.
+        """Returns a slot to its worker."""
+        # A child forked by user code inherits the leases; a lease that ends there must not free a slot in use here.
         if self._getpid() != self._owner or slot in self.pinned_by_fork or slot in self._read_by_device:
             return
         self._stamp = self._stamp % 0xFFFFFFFF + 1  # never 0, which means "taken"
@@ -243,20 +243,20 @@ class SlotReader:
         self.arena.stamps[slot] = self._stamp
 
     def reclaim(self) -> None:
-        """After the worker's end: frees what it was filling or had sent, but not what is leased."""
+        """After the worker's end, frees slots that it was filling or had sent, except leased ones."""
         for slot in range(self.arena.slots):
             if slot not in self.leases and not self.arena.stamps[slot]:
                 self.release(slot)
 
     def retain_for_fork(self) -> None:
-        """User code has forked: the child sees the leased slots, so they are never written again. A consumer that forks
-        again and again has its batches copied out (``degraded``) before that takes much memory."""
-        # copied in one step: leases end in any thread, and wherever an object is made
+        """Retains the leased slots when user code has forked: the child sees them, so they are never written again. If
+        a consumer keeps forking, its batches are copied out (``degraded``) before that takes much memory."""
+        # copied in one step, because a lease may end in any thread and at any allocation
         self.pinned_by_fork.update((slot, used) for slot, (_, used) in self.leases.copy().items())
 
     @property
     def degraded(self) -> bool:
-        """Forked children see so much of it that batches are copied out."""
+        """Whether forked children see so many slots that batches are copied out."""
         return bool(self.pinned_by_fork) and sum(self.pinned_by_fork.values()) > MAX_PINNED_BY_FORK
 
     def _map(self, slot: int) -> Memory:
@@ -273,9 +273,9 @@ _readers: set[weakref.ref[SlotReader]] = set()
 
 
 class _Forks(threading.local):
-    """What the thread that forks is doing. Another one may fork for the user meanwhile."""
+    """Per thread: whether its fork is stoker's own. Another thread may fork for the user meanwhile."""
 
-    own = False  # it starts a process of stoker's
+    own = False  # this thread is starting one of stoker's processes
 
 
 _forks = _Forks()
@@ -283,7 +283,7 @@ _forks = _Forks()
 
 @contextmanager
 def own_fork() -> Iterator[None]:
-    """Around the start of stoker's own processes, which never read leased slots."""
+    """Wraps the start of stoker's own processes, which never read leased slots."""
     before, _forks.own = _forks.own, True
     try:
         yield
@@ -292,7 +292,7 @@ def own_fork() -> Iterator[None]:
 
 
 def _forks_for_user() -> None:
-    # torch's batches survive a fork because their memory is never used again; so do those a child can see here.
+    # torch's batches survive a fork because their memory is never reused; so do those that a child can see here.
     if not _forks.own:
         for ref in _readers.copy():
             reader = ref()
@@ -300,5 +300,5 @@ def _forks_for_user() -> None:
                 reader.retain_for_fork()
 
 
-# Before and after: other threads begin and end leases meanwhile.
+# Before and after, because other threads begin and end leases meanwhile.
 os.register_at_fork(before=_forks_for_user, after_in_parent=_forks_for_user)

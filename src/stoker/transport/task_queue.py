@@ -1,8 +1,8 @@
-"""Tasks that any worker may take: one pipe that all workers read, and memory for what does not fit a packet.
+"""A queue of tasks for any worker: one pipe that all workers read, and memory for indices that exceed a packet.
 
 In packet mode (pipe(2), ``O_DIRECT``) each write is a packet, and each read takes one whole packet. So a free worker
 takes the next task while the parent is busy with a model, and a slow sample delays no other task. The end of the pipe
-says that there will be no more tasks.
+means that there will be no more tasks.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def supported() -> bool:
 
 
 class TaskQueue:
-    """The parent's side."""
+    """The parent's side of the queue."""
 
     def __init__(self) -> None:
         self.fd, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)  # the read end of the pipe, for workers
         os.set_blocking(self.fd, False)
         self.outbox = Outbox(write)
-        self.memory = Arena()  # where the indices of large batches lie, for workers
+        self.memory = Arena()  # holds the indices of large batches, for workers
         self._writer = SlotWriter(self.memory)
         self._ended = False
         self._closed = False
 
     def put(self, epoch: int, number: int, payload: bytes) -> None:
-        """Adds a task. Never blocks. Raises TransportError: no memory for the indices of a batch."""
+        """Adds a task. Never blocks. Raises TransportError if there is no memory for the batch's indices."""
         if len(payload) <= INLINE:
             self.outbox.put(Kind.TASK, 0, epoch, number, payload=payload)
             return
@@ -59,7 +59,7 @@ class TaskQueue:
         self.outbox.put(Kind.TASK, 0, epoch, number, slot, len(payload))
 
     def end(self) -> None:
-        """There will be no more tasks: workers leave when they have taken those that are left."""
+        """Announces that there will be no more tasks: workers leave once they have taken the remaining ones."""
         self._ended = True
         self.flush()
 
@@ -69,7 +69,7 @@ class TaskQueue:
         return None if self._closed else self.outbox.fd
 
     def flush(self) -> bool:
-        """Writes what the pipe did not take. Returns True when nothing is left."""
+        """Writes records that did not fit into the pipe. Returns True when none is left."""
         done = self.outbox.flush()
         if done and self._ended and not self._closed:
             self._closed = True
@@ -77,7 +77,7 @@ class TaskQueue:
         return done
 
     def close(self) -> None:
-        """Frees both ends."""
+        """Closes both ends."""
         if not self._closed:
             self._closed = True
             os.close(self.outbox.fd)
@@ -85,7 +85,8 @@ class TaskQueue:
 
 
 def take(fd: int, memory: Arena) -> Message | None:
-    """The worker's side: the next task; None at the end of the pipe. Raises BlockingIOError: there is none now."""
+    """The worker's side: returns the next task, or None at the end of the pipe. Raises BlockingIOError if the queue is
+    empty."""
     packet = os.read(fd, PACKET)
     if not packet:
         return None

@@ -1,4 +1,4 @@
-"""Slots for worker threads: private memory that is filled, read and used again while it is warm, in one process.
+"""Slots for worker threads: private memory that one process fills, reads and reuses while it is warm.
 
 A slot is free when the last tensor in it has died and, if it is page-locked (``PageLocker``), the device has read it.
 A forked child gets a copy of it, as of all private memory.
@@ -17,18 +17,18 @@ from .arena import GRAIN, aligned
 from .mapping import Memory, populate
 from .slots import SLACK, Bytes, PageLocker
 
-MIN_BYTES = 1 << 16  # malloc is quicker below this
+MIN_BYTES = 1 << 16  # malloc is faster below this
 
 
 class HeapWriter:
-    """Takes slots and fills them; ``slots.SlotWriter`` for a thread. ``budget``: bytes that its slots may take
-    together; beyond that ``take`` returns False."""
+    """Takes slots and fills them, like ``slots.SlotWriter`` but for a thread. ``budget``: total bytes for its slots;
+    beyond that ``take`` returns False."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        # page-locks slots; a locked one is free only when no device reads it any more
+        # page-locks slots; a locked slot is free only when the device has finished reading it
         self.locker: PageLocker | None = None
-        self._locked_in_use: set[int] = set()  # from being taken until the device has read them
+        self._locked_in_use: set[int] = set()  # locked slots, from being taken until the device has read them
         self._slots: list[tuple[Memory, weakref.ref[Bytes] | None]] = []
         self.whole: Bytes | None = None
         self.used = 0
@@ -40,7 +40,7 @@ class HeapWriter:
         return len(self._slots)
 
     def take(self, nbytes: int) -> bool:
-        """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
+        """Starts filling a slot of at least ``nbytes``. Returns False if none is available."""
         if nbytes < MIN_BYTES:
             return False
         at = self._choose(nbytes)
@@ -53,8 +53,8 @@ class HeapWriter:
         return True
 
     def _on_death(self, at: int, memory: Memory) -> Callable[[object], None] | None:
-        """What is called when the last tensor in the slot has died, if the slot is page-locked. The slot is in use from
-        now on: between that death and the call another thread may look for a free slot."""
+        """Returns the callback for the death of the last tensor in the slot, if it is page-locked. Marks the slot in
+        use at once: another thread may look for a free slot between that death and the callback."""
         locker = self.locker
         if locker is None:
             return None
@@ -70,7 +70,7 @@ class HeapWriter:
         self._locked_in_use.discard(at)
 
     def room(self, nbytes: int) -> int | None:
-        """Reserves bytes in the slot being filled: their offset, aligned, or None when they do not fit."""
+        """Reserves bytes in the slot being filled. Returns their aligned offset, or None if they do not fit."""
         at = aligned(self.used)
         if self.whole is None or at + nbytes > self.capacity:
             return None
@@ -78,7 +78,7 @@ class HeapWriter:
         return at
 
     def sent(self) -> None:
-        """The slot belongs to the tensors in it; without any it is free."""
+        """Leaves the slot to the tensors in it; without any it is free."""
         self.whole = None
 
     cancel = sent
@@ -102,7 +102,7 @@ class HeapWriter:
             whole = mmap.mmap(-1, capacity, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError:
             return None
-        memory = (ctypes.c_ubyte * capacity).from_buffer(whole)  # keeps the mapping, and can be watched by a finalizer
+        memory = (ctypes.c_ubyte * capacity).from_buffer(whole)  # keeps the mapping, and supports finalizers
         populate(memory, nbytes)
         if small is None:
             small = len(self._slots)
