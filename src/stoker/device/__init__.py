@@ -4,6 +4,6 @@
 
     batch in host memory -> pinned_slots | a copy (pin_policy decides) -> prefetch: copied while the last step computes
 
-``cuda`` is the runtime library by ctypes; ``accelerator`` says which device there is. Page-locked memory is
-bounded by ``pin_policy`` and unlocked by the slot that owns it.
+``cuda`` wraps the CUDA runtime and driver; ``accelerator`` finds the device. ``pin_policy`` bounds page-locked memory,
+which is unlocked with the slot that owns it.
 """

@@ -1,6 +1,6 @@
-"""The accelerator: which there is, how to wait for it, and how fast bytes get there.
+"""The accelerator: which one there is, how to wait for it, and how fast copies to it are.
 
-The one place that knows about torch < 2.6, which has no ``torch.accelerator``: there it is CUDA or nothing.
+The one module here that handles torch < 2.6, which has no ``torch.accelerator``: there only CUDA is supported.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ _GENERIC = hasattr(torch, "accelerator")
 
 
 def accelerator() -> torch.device | None:
-    """The kind of device to copy to, without an index; None: there is only the CPU."""
+    """Returns the kind of device to copy to, without an index; None if there is only the CPU."""
     if _GENERIC:
         return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cuda") if torch.cuda.is_available() else None
 
 
 def current_device() -> torch.device | None:
-    """The device that this process computes on, with its index; None: it is the CPU."""
+    """Returns the device that this process computes on, with its index; None if that is the CPU."""
     device = accelerator()
     return None if device is None else torch.device(device.type, current_index())
 
 
 def current_index() -> int:
-    """The number of the device that this process computes on."""
+    """Returns the index of the device that this process computes on."""
     return torch.accelerator.current_device_index() if _GENERIC else torch.cuda.current_device()
 
 
 def set_index(index: int) -> None:
-    """From now on this thread computes on that device."""
+    """Makes this thread compute on that device from now on."""
     if _GENERIC:
         torch.accelerator.set_device_index(index)
     else:
@@ -39,14 +39,14 @@ def set_index(index: int) -> None:
 
 
 def device_count() -> int:
-    """How many devices of the accelerator's kind there are."""
+    """Returns the number of devices of the accelerator's kind."""
     if accelerator() is None:
         return 0
     return torch.accelerator.device_count() if _GENERIC else torch.cuda.device_count()
 
 
 def synchronize() -> None:
-    """Waits until the device has done all that it was asked for."""
+    """Waits until the device has finished all submitted work."""
     if _GENERIC:
         torch.accelerator.synchronize()
     else:
@@ -54,7 +54,7 @@ def synchronize() -> None:
 
 
 def copy_rates(device: torch.device, nbytes: int) -> tuple[float, float]:
-    """Bytes per second to the device, from pageable and from page-locked memory."""
+    """Measures bytes per second to the device, from pageable and from page-locked memory."""
     plain = torch.zeros(nbytes, dtype=torch.uint8)
     rates = []
     for source in (plain, plain.pin_memory()):

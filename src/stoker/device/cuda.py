@@ -1,7 +1,7 @@
-"""What page-locked slots need of CUDA: to lock memory that exists, and to know when all copies from it are done.
+"""The CUDA calls behind page-locked slots: locking existing memory, and finding out when all copies from it are done.
 
-torch can do neither for memory that it did not allocate. The runtime's cudaHostRegister locks it, through
-``torch.cuda.cudart()``. A *fence* is an event after everything that any stream was asked for so far: the driver's
+torch can do neither for memory that it did not allocate. The runtime's cudaHostRegister, through
+``torch.cuda.cudart()``, locks it. A *fence* is an event after all work submitted to any stream so far: the driver's
 cuCtxRecordEvent (CUDA 12.5; "records in hEvent all the activities of the context"). With an older driver nothing is
 locked, and batches are copied to page-locked memory, as in torch.
 """
@@ -27,8 +27,8 @@ Event: TypeAlias = tuple[int, ctypes.c_void_p]
 
 
 class Cuda:
-    """The runtime of NVIDIA's devices. Tests have one that counts and fails on demand. Raises RuntimeError: there is
-    none."""
+    """The runtime of NVIDIA's devices. Tests use a fake that counts calls and fails on demand. Raises RuntimeError if
+    CUDA is not available."""
 
     def __init__(self) -> None:
         torch.cuda.init()
@@ -37,7 +37,7 @@ class Cuda:
         self._driver = _Driver.load()
 
     def register(self, address: int, nbytes: int) -> str:
-        """Locks pages. Returns what went wrong, or ""."""
+        """Locks pages. Returns the reason for a failure, or ""."""
         if self._driver is None:
             return "the driver is older than CUDA 12.5"
         code = int(self._runtime.cudaHostRegister(address, nbytes, PORTABLE))
@@ -54,20 +54,20 @@ class Cuda:
                 self._consume()
 
     def fence(self) -> Fence | None:
-        """A fence after everything asked for so far; None: there can be none now."""
+        """Returns a fence after all work submitted so far; None if none can be set now."""
         if self._driver is None:
             return None
         return self._driver.fence([i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)])  # type: ignore[attr-defined]
 
     def _consume(self) -> None:
-        """Clears the error of a failed call, which the next kernel would report as its own."""
+        """Clears the error of a failed call, which the next kernel launch would otherwise report."""
         last = _symbol("cudaGetLastError")
         if last is not None:
             last()
 
     @contextmanager
     def _relaxed(self) -> Iterator[None]:
-        """Lets memory be freed while this thread captures a graph, which would fail otherwise."""
+        """Allows unregistering memory while this thread captures a graph; the capture would fail otherwise."""
         exchange = _symbol("cudaThreadExchangeStreamCaptureMode")
         mode = ctypes.c_int(RELAXED)
         if exchange is not None:
@@ -80,7 +80,7 @@ class Cuda:
 
 
 class _Driver:
-    """cuCtxRecordEvent, where the driver has it."""
+    """The driver's cuCtxRecordEvent; ``load`` returns None if the driver lacks it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._cuda = library
@@ -102,7 +102,7 @@ class _Driver:
         for device in devices:
             event = self._event(device)
             code = -1 if event is None else self._cuda.cuCtxRecordEvent(self._contexts[device], event)
-            if event is None or code:  # a graph is being captured; the caller tries again later
+            if event is None or code:  # for instance during graph capture; the caller tries again later
                 self.give_back([*events, *([] if event is None else [(device, event)])])
                 return None
             events.append((device, event))
@@ -131,13 +131,13 @@ class _Driver:
 
 
 class Fence:
-    """A point in the work that the device was asked for."""
+    """A point in the work submitted to the devices."""
 
     def __init__(self, driver: _Driver, library: ctypes.CDLL, events: list[Event]) -> None:
         self._driver, self._cuda, self._events = driver, library, events
 
     def done(self) -> bool:
-        """Whether everything before it is done."""
+        """Whether all work before the fence is done."""
         if any(self._cuda.cuEventQuery(event) == NOT_READY for _, event in self._events):
             return False
         self._end()
@@ -154,7 +154,7 @@ class Fence:
 
 
 def _symbol(name: str) -> Any:
-    """A function of the CUDA runtime that this process has loaded; None: it was not found."""
+    """Returns a function of the CUDA runtime that this process has loaded; None if it was not found."""
     if name not in _symbols:
         _symbols[name] = None
         for library in (None, *_loaded("libcudart")):

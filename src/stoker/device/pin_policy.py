@@ -1,7 +1,7 @@
-"""What a loader's pinning is to be: whether page-locked memory pays here, and by locked slots or by a copy.
+"""Decides a loader's pinning: whether page-locked memory pays here, and whether to lock slots or copy batches.
 
-It lets the copy engine read a batch while the processor goes on (CUDA C++ Best Practices Guide, "Pinned Memory").
-Locked memory cannot be swapped, and no other process can have it, so slots are locked within a budget.
+The copy engine can read a page-locked batch while the CPU goes on (CUDA C++ Best Practices Guide, "Pinned Memory").
+Locked memory cannot be swapped out or used by other processes, so slots are locked within a budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .pinned_slots import Locker
 if TYPE_CHECKING:
     from .cuda import Cuda
 
-SHARE = 4  # at most a quarter of the memory that is granted is locked, unless asked
+SHARE = 4  # without ``budget=``, at most a quarter of the granted memory is locked
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Choice:
 
 
 def kind() -> str | None:
-    """torch's name of the accelerator; None without one."""
+    """Returns torch's name for the accelerator; None without one."""
     device = accelerator()
     return None if device is None else device.type
 
 
 def decide(refused: str = "") -> Choice:
-    """``pin_memory="auto"``: on with an accelerator that has memory of its own. ``refused``: what the system said when
-    a page was to be locked; "" where it was locked."""
+    """Decides ``pin_memory="auto"``: on for an accelerator with its own memory. ``refused``: the system's reason for
+    refusing to lock a page; "" if it did not refuse."""
     device = kind()
     if device is None:
         return Choice(False, "there is no accelerator")
@@ -69,18 +69,18 @@ class Pinning:
     def __init__(self) -> None:
         self.auto = False  # ``pin_memory="auto"`` was asked for
         self.choice: Choice | None = None  # the last decision
-        self.locker: Locker | None = None  # locks slots; None where none can be locked, or before the first ``lock``
-        self.refused = ""  # why none can be locked; else ""
+        self.locker: Locker | None = None  # locks slots; None if none can be locked, or before the first ``lock``
+        self.refused = ""  # why no slot can be locked; else ""
         self._asked = False
 
     def decide(self) -> bool:
-        """``pin_memory="auto"``: whether to pin."""
+        """Decides whether to pin under ``pin_memory="auto"``."""
         self.choice = decide(self.refused)
         return self.choice.on
 
     def lock(self, asked: int | float | str | None) -> Locker | None:
-        """The loader's locker, made on first use. Where slots cannot be locked it warns once. ``asked``: the loader's
-        ``budget=``; None: a quarter of what is granted."""
+        """Returns the loader's locker, made on first use. Warns once if slots cannot be locked. ``asked``: the loader's
+        ``budget=``; None for a quarter of the granted memory."""
         if self._asked:
             return self.locker
         self._asked = True
@@ -101,10 +101,10 @@ class Pinning:
 
 
 def runtime() -> Cuda | None:
-    """The device's runtime, where slots may be locked for it."""
+    """Returns the device's runtime if slots may be locked for it, else None."""
     if kind() != "cuda" or not getattr(torch.version, "cuda", None):
         return None  # ROCm, XPU: torch pins there
-    from .cuda import Cuda  # not every machine has one
+    from .cuda import Cuda  # imported only on machines with CUDA
 
     try:
         return Cuda()
@@ -113,7 +113,7 @@ def runtime() -> Cuda | None:
 
 
 def _probe(found: Cuda) -> str:
-    """Locks one page. Returns what went wrong."""
+    """Locks and unlocks one page. Returns the reason for a failure, or ""."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
     memory = (ctypes.c_ubyte * mmap.PAGESIZE).from_buffer(page)
     address = ctypes.addressof(memory)

@@ -1,11 +1,11 @@
-"""Page-locked slots: the memory that a worker writes is the memory that the copy engine reads, so nothing is copied.
+"""Page-locked slots: the copy engine reads the same memory that a worker writes, without a copy on the host.
 
-1. The parent locks each slot once, when it maps it (``Locker.lock``). A slot is locked in one piece, because a copy may
-   not cross two registrations.
-2. The consumer drops a batch: ``SlotReader`` or ``HeapWriter`` calls ``Locker.release_later``. torch's allocator does
-   not know these slots, so a copy may still be reading.
-3. ``Locker.sweep``, before each batch, sets a fence after what was dropped since the last one. When the device has
-   reached it, no stream can read these slots any more, and they go back to their workers.
+1. The parent locks each slot once, when it maps it (``Locker.lock``). A slot is locked in one piece, because a copy
+   must not cross two registrations.
+2. When the consumer drops a batch, ``SlotReader`` or ``HeapWriter`` calls ``Locker.release_later``. torch's allocator
+   does not know these slots, so a copy may still be reading.
+3. ``Locker.sweep``, before each batch, sets a fence for the slots dropped since the last one. When the device has
+   reached it, no stream can still read these slots, and they go back to their workers.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Release: TypeAlias = tuple["weakref.WeakMethod[Callable[[int], None]]", int]
 
 
 class Locker:
-    """Locks slots within a budget, and delays the release of dropped ones. One for a loader."""
+    """Locks slots within a budget of bytes, and delays the release of dropped ones. Each loader has one."""
 
     def __init__(self, runtime: Cuda, budget: int) -> None:
         self._runtime, self._budget = runtime, budget
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # a finalizer may run while it is held
+        self._lock = threading.RLock()  # reentrant, because a finalizer may run while it is held
         self._sizes: dict[int, int] = {}
         self._dropped: deque[Release] = deque()  # since the last fence; finalizers in any thread append
         self._fenced: deque[tuple[Fence, list[Release]]] = deque()
-        self.locked = 0  # bytes that are locked
-        self.failed = ""  # why the system locks no more memory; "" while it does
-        self.over = 0  # slots that were not locked because of the budget
+        self.locked = 0  # bytes locked now
+        self.failed = ""  # why the system refuses to lock more memory; "" if it does not
+        self.over = 0  # slots left unlocked because of the budget
 
     def lock(self, memory: Memory) -> None:
-        """Locks a mapping. It is unlocked before it is unmapped. A failure is noted in ``failed``."""
+        """Locks a mapping, which is unlocked before it is unmapped. Records a failure in ``failed``."""
         address, nbytes = ctypes.addressof(memory), ctypes.sizeof(memory)
         if self.failed or os.getpid() != self._owner:
             return
@@ -62,20 +62,20 @@ class Locker:
                 self.locked -= nbytes
             return
         self._sizes[address] = nbytes
-        # Called before the finalizer that unmaps: the newest is called first (weakref's documentation).
+        # Runs before the finalizer that unmaps: the newest runs first (weakref's documentation).
         weakref.finalize(memory, self._unlock, address).atexit = False
 
     def is_locked(self, memory: Memory) -> bool:
         return ctypes.addressof(memory) in self._sizes
 
     def release_later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None:
-        """Calls ``release(slot)`` when no copy can read the slot any more. From any thread. The reference is weak: this
-        object lives as long as the memory that it has locked."""
+        """Calls ``release(slot)`` when no copy can still read the slot. May be called from any thread. The reference is
+        weak, because this object lives as long as the memory that it has locked."""
         self._dropped.append((release, slot))
 
     def sweep(self) -> int:
-        """Sets a fence after what was dropped since the last one, and releases slots whose fences are done. Returns how
-        many slots are not released yet."""
+        """Sets a fence for the slots dropped since the last one, and releases slots whose fences are done. Returns the
+        number of slots not released yet."""
         if os.getpid() != self._owner:
             return 0
         if self._dropped:

@@ -1,9 +1,9 @@
-"""Copies batches to the device before they are asked for, on a stream of their own, while earlier ones are computed on.
+"""Copies batches to the device ahead of time, on a separate stream, while the consumer computes on earlier ones.
 
-1. ``DeviceIter._take`` takes a batch from the loader's iterator, if it is there already, and where the loader then is.
+1. ``DeviceIter._take`` takes a batch from the loader's iterator, if it is ready, and records the loader's position.
 2. ``Lane.send`` starts the copy, on the lane's stream.
-3. ``Lane.arrive`` lets the consumer's stream wait for the copy by an event; the processor never waits (CUDA C++
-   Programming Guide, "Events"). The batch's memory is not reused before that stream is done (``record_stream``).
+3. ``Lane.arrive`` makes the consumer's stream wait for the copy's event; the CPU never waits (CUDA C++ Programming
+   Guide, "Events"). The batch's memory is not reused before that stream is done with it (``record_stream``).
 
 Without an accelerator nothing is copied, so a script runs anywhere.
 """
@@ -24,30 +24,31 @@ from .accelerator import current_device, device_count
 
 logger = logging.getLogger(__name__)
 OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-DEPTH = 2  # batches ahead: one that is copied, one that is ready
+DEPTH = 2  # batches ahead: one being copied, one ready
 
 
 class Lane:
-    """How batches get to a device: on the consumer's stream. So it is for the CPU, where nothing is copied, and for
-    MPS, which has one queue."""
+    """Copies batches on the consumer's stream: for MPS, which has one queue, and for the CPU, where nothing is
+    copied."""
 
     def __init__(self, device: torch.device, transform: Callable[[Batch], Batch] | None) -> None:
         self._device, self._transform = device, transform
 
     def send(self, batch: Batch) -> tuple[Batch, torch.Event | None]:
-        """Starts a copy. Returns the batch on the device, and what to wait for. ``OutOfMemory``: the device is full."""
+        """Starts a copy. Returns the batch on the device, and the event to wait for, if any. Raises ``OutOfMemory`` if
+        the device is full."""
         moved = batch if self._device.type == "cpu" else move(batch, self._device)
         return (moved if self._transform is None else self._transform(moved)), None
 
     def arrive(self, batch: Batch, event: torch.Event | None) -> None:
-        """From here on the consumer's stream may use the batch."""
+        """Lets the consumer's stream use the batch from here on."""
 
     def spare(self) -> None:
-        """Waits until the device has done everything, and frees memory that is not in use."""
+        """Waits until the device has finished all work, and frees unused memory."""
 
 
 class SideLane(Lane):
-    """A stream beside the consumer's: CUDA, XPU."""
+    """Copies batches on a stream separate from the consumer's: for CUDA and XPU."""
 
     def __init__(self, device: torch.device, transform: Callable[[Batch], Batch] | None) -> None:
         super().__init__(device, transform)
@@ -74,21 +75,21 @@ class SideLane(Lane):
 
 
 class DeviceIter:
-    """Batches of an iterator, on a device, ``depth`` of them ahead; 0: each is copied when it is asked for. Other
-    attributes are the iterator's."""
+    """Yields an iterator's batches on a device, copied ``depth`` batches ahead; with 0, each is copied on request.
+    Other attributes are the iterator's."""
 
     def __init__(self, it: Iterator[Batch], lane: Lane, depth: int) -> None:
         self._it = it
         self._lane = lane
         self._depth = depth
         self._sent: deque[tuple[Batch, torch.Event | None]] = deque()
-        self._unsent: list[Batch] = []  # at most one: taken from the iterator, and not on the device yet
+        self._unsent: list[Batch] = []  # at most one: taken from the iterator, but not on the device yet
         self._end: Exception | None = None
-        # The loader's position is where the consumer is, not what was taken ahead: one mark for each batch ahead.
+        # The loader must report the consumer's position, not that of batches taken ahead: one mark for each of these.
         place = getattr(it, "_cursor", None) if depth else None
         self._place = place if hasattr(place, "shown") else None
         self._marks: deque[Any] = deque()
-        # stoker's iterators say whether their next batch is there. A batch that was not asked for is not waited for.
+        # stoker's iterators tell whether their next batch has arrived. A batch that nobody requested is not waited for.
         self._arrived: Callable[[], bool] = getattr(it, "arrived", lambda: True)
 
     def __iter__(self) -> DeviceIter:
@@ -100,7 +101,7 @@ class DeviceIter:
             assert self._end is not None
             self._show(self._marks.popleft() if self._marks else None)
             if not isinstance(self._end, StopIteration):
-                end, self._end = self._end, None  # an error in one batch: torch's iterator goes on after it
+                end, self._end = self._end, None  # after an error in one batch, torch's iterator goes on
                 raise end
             raise StopIteration
         batch, event = self._sent.popleft()
@@ -111,7 +112,7 @@ class DeviceIter:
         return batch
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Another epoch, of an iterator whose workers stay."""
+        """Begins another epoch of an iterator with persistent workers."""
         self._sent.clear()
         self._unsent.clear()
         self._marks.clear()
@@ -135,7 +136,7 @@ class DeviceIter:
             try:
                 self._sent.append(self._lane.send(self._unsent[0]))
             except OutOfMemory:
-                if self._sent:  # there may be room when the consumer has taken these
+                if self._sent:  # there may be room once the consumer has taken these
                     self._shrink()
                     return
                 self._lane.spare()
@@ -172,7 +173,7 @@ class DeviceIter:
 
 
 class OnDevice:
-    """A loader whose batches are on a device; made by ``to_device``. Other attributes are the loader's."""
+    """A loader with its batches on a device; made by ``to_device``. Other attributes are the loader's."""
 
     def __init__(
         self, loader: Any, device: torch.device, depth: int, transform: Callable[[Batch], Batch] | None
@@ -197,20 +198,20 @@ def to_device(
     depth: int = DEPTH,
     transform_on_device: Callable[[Batch], Batch] | None = None,
 ) -> OnDevice:
-    """A loader's batches on a device, copied ahead of the consumer and beside what it computes.
+    """Moves a loader's batches to a device, ahead of the consumer and in parallel with its computation.
 
     Args:
-        loader: any iterable of batches; torch's ``DataLoader`` too. Copies overlap only from page-locked memory
+        loader: any iterable of batches, including torch's ``DataLoader``. Copies overlap only from page-locked memory
             (``pin_memory=True`` or ``"auto"``).
-        device: torch's name or number of it; None: the accelerator, the CPU where there is none.
-        depth: batches ahead; each takes memory there. If the device runs out of it, fewer, and a line in the log.
-        transform_on_device: called with each batch, on the stream of the copies; normalising, flips.
+        device: torch's name or index; None for the accelerator, or the CPU if there is none.
+        depth: batches ahead, each of which takes device memory. Reduced, with a log message, if the device runs out.
+        transform_on_device: called with each batch on the copy stream, for instance to normalise or flip.
 
     Returns:
-        What to iterate over instead; ``len`` and attributes are the loader's.
+        An object to iterate over instead; ``len`` and attributes are the loader's.
 
     Raises:
-        UsageError: there is no such device, or ``depth`` is below 1.
+        UsageError: if there is no such device, or ``depth`` is below 1.
 
     Example:
         >>> for batch in to_device([torch.ones(2), torch.zeros(2)], "cpu", transform_on_device=torch.neg):
@@ -222,7 +223,7 @@ def to_device(
 
 
 def checked(device: str | int | torch.device | None) -> torch.device:
-    """The device, if there is one of that name. Raises UsageError: there is none; the message says what there is."""
+    """Returns the device with this name. Raises UsageError if there is none; the message lists what there is."""
     current = current_device()
     if device is None:
         return current or torch.device("cpu")
@@ -248,6 +249,6 @@ def _depth(depth: int) -> int:
 def ahead(
     it: Iterator[Batch], device: torch.device, depth: int = DEPTH, transform: Callable[[Batch], Batch] | None = None
 ) -> DeviceIter:
-    """An iterator's batches on a device; see ``to_device``."""
+    """Yields an iterator's batches on a device; see ``to_device``."""
     lane = Lane if device.type in ("cpu", "mps") else SideLane
     return DeviceIter(it, lane(device, transform), 0 if device.type == "cpu" else depth)
