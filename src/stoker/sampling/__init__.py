@@ -1,4 +1,4 @@
-"""Which samples, in which order, seeded how, and where in the epoch a run is.
+"""Decides which samples come in which order and with which seeds, and tracks a run's position in the epoch.
 
 ::
 
@@ -6,6 +6,6 @@
     cursor: which tasks were delivered -> state -> state_dict()
     seeding, task_seeds, generators: the random state that each task starts with
 
-The training process owns the order and the cursor. Workers only receive seeds. Random state itself is captured and put
-back by ``core.random_state``.
+The training process owns the order and the cursor. Workers only receive seeds. ``core.random_state`` captures and
+restores random state itself.
 """

@@ -1,4 +1,4 @@
-"""Where an epoch is: the sampler's position, and what was delivered. It outlives the iterator and holds no worker."""
+"""The position in an epoch: the sampler's, and the tasks delivered. Outlives the iterator and holds no worker."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .stateful import alike, load_into, pickled_state, read_state
 if TYPE_CHECKING:
     from .state import State, WorkerPart
 
-MAX_DELIVERED_EARLY = 1024  # task numbers kept before those that are passed are thrown away
+MAX_DELIVERED_EARLY = 1024  # task numbers kept before those already passed are dropped
 
 
 class Cursor(SamplerReplay):
-    """One epoch after another of one iterator. The arguments are those of ``SamplerReplay``."""
+    """The position of one iterator, epoch after epoch. Takes the arguments of ``SamplerReplay``."""
 
     def __init__(self, index_sampler: Any, generator: torch.Generator | None, saved: State | None = None) -> None:
         super().__init__(index_sampler, generator, saved)
-        self.one_dataset = False  # all workers share it
+        self.one_dataset = False  # all workers share one dataset
         # lives_on, base_seed, shared_seed, epoch, turn: as in ``State``
         self.lives_on = False
         self.base_seed = 0
@@ -41,21 +41,21 @@ class Cursor(SamplerReplay):
         self.epoch = -1
         # batches delivered by each worker of an iterable dataset; empty for other datasets
         self.delivered_by: list[int] = []
-        # by worker, how many batches it had made (-1: those of the epoch before), and the dataset's state then, pickled
+        # by worker, how many batches it had made (-1: at the end of the epoch before), and the dataset's pickled state
         self.worker_states: dict[int, tuple[int, bytes | None]] = {}
-        # the position of the training loop, where something between it and the iterator took more batches
-        # (``copy_position``); else None
+        # the training loop's position (``copy_position``), if something between it and the iterator has taken batches
+        # ahead; else None
         self.shown: Cursor | None = None
         self.turn = 0
         self.finished = False  # the epoch is over
-        self.division: tuple[int, int] | None = None  # as in ``State``; None: as a run that begins is divided
+        self.division: tuple[int, int] | None = None  # as in ``State``; None: divided as in a new run
         self._parts_of: tuple[tuple[int, int], ...] | None = None  # shard and base seed of each part, if resumed
-        self.delivered_early: set[int] = set()  # tasks after ``next`` that are delivered
-        # states of the sampler's generator, and how many tasks were drawn when it came into each
+        self.delivered_early: set[int] = set()  # delivered tasks after ``next``
+        # states of the sampler's generator, each with the number of tasks drawn when it entered that state
         self._draws: deque[tuple[int, torch.Tensor]] = deque()
 
     def prepare(self) -> None:
-        """torch is about to call ``iter`` on the sampler."""
+        """Prepares for torch's call of ``iter`` on the sampler."""
         self.undo_draws_ahead()
         super().prepare()
         self.shown = None
@@ -65,13 +65,13 @@ class Cursor(SamplerReplay):
         self.delivered_early = set()
         self.delivered_by = [0] * len(self.delivered_by)
         if self.kind == "map":
-            return  # a dataset that is asked by index has no beginning: its last state still holds
+            return  # a map-style dataset has no beginning: its last state still holds
         self.worker_states = {w: (-1, raw) for w, (_, raw) in self.worker_states.items() if raw is not None}
 
     # -- an iterator begins
 
     def adopt_seeds(self, it: _BaseDataLoaderIter) -> None:
-        """Takes torch's seeds from its iterator; a resumed one gets those of the saved run."""
+        """Takes torch's seeds from its iterator; gives a resumed iterator those of the saved run."""
         self.kind = "iterable" if it._dataset_kind == _DatasetKind.Iterable else "map"
         if self.saved is not None:
             it._base_seed = self.saved.base_seed
@@ -84,8 +84,8 @@ class Cursor(SamplerReplay):
         self.shared_seed = it._shared_seed
 
     def saved_parts(self, n: int) -> tuple[WorkerPart, ...]:
-        """The saved run's parts, one for each of ``n``; none if it has none. Raises StateError: the state is another
-        kind of loader's, or its parts cannot be divided so."""
+        """Returns the saved run's parts, one for each of ``n``; empty if it has none. Raises StateError if the state is
+        from another kind of loader, or its parts cannot be divided among ``n``."""
         s = self.saved
         assert s is not None
         self._check(s)
@@ -113,7 +113,7 @@ class Cursor(SamplerReplay):
     # -- an epoch begins
 
     def begin(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
-        """The indices of an epoch; ``torch_iterator`` is what torch got from the sampler."""
+        """Returns the indices of an epoch; ``torch_iterator`` is the iterator that torch got from the sampler."""
         saved, self.saved = self.saved, None
         if saved is not None:
             indices = self._resume(saved)
@@ -121,7 +121,7 @@ class Cursor(SamplerReplay):
             self._rng_after_iter = None if self._known and self._shuffled_length() < 0 else self._capture_rng()
             indices = self._iterate(torch_iterator)
         generator = self._sampler_generator
-        # With torch's seeds how far workers are ahead shows in the next epoch, as it does in torch.
+        # With torch's seeds, the number of batches drawn ahead affects the next epoch, as it does in torch.
         return indices if generator is None or not self.task_seeds else self._note_draws(indices, generator)
 
     def _resume(self, s: State) -> Iterator[Index]:
@@ -146,19 +146,19 @@ class Cursor(SamplerReplay):
             self._parts_of = tuple((int(p.shard or 0), int(p.base_seed or 0)) for p in s.parts)
 
     def go_to_end(self) -> None:
-        """Leaves the sampler as it was at the end of the saved epoch."""
+        """Puts the sampler into its state at the end of the saved epoch."""
         s, self.saved = self.saved, None
         assert s is not None
         self._check(s)
         if self._endless:
             return
         if next(self._resume(s), END) is not END and s.sampler_state is not None:
-            load_into(self._sampler, s.sampler_state["sampler"], "sampler")  # its end is the next one's beginning
+            load_into(self._sampler, s.sampler_state["sampler"], "sampler")  # its end is the next epoch's beginning
 
     # -- and is followed
 
     def _note_draws(self, indices: Iterator[Index], generator: torch.Generator) -> Iterator[Index]:
-        """The same indices. Notes at which tasks the sampler's generator moves: 4 microseconds a task."""
+        """Yields the same indices, and records the tasks at which the sampler's generator moves: 4 us per task."""
         self._draws = draws = deque([(self._start.task, generator.get_state())])
         for tasks, found in enumerate(itertools.chain(indices, [END]), self._start.task + 1):
             state = generator.get_state()
@@ -171,8 +171,11 @@ class Cursor(SamplerReplay):
             yield found
 
     def undo_draws_ahead(self) -> None:
-        """Another epoch is about to begin. If this one was left early, the sampler's generator goes back to where it
-        was at the last batch delivered, for how far workers are ahead is chance. If others have moved it, it stays."""
+        """Rewinds the sampler's generator before another epoch, if this one was left early.
+
+        The generator returns to its state at the last delivered batch, because how far workers are ahead is chance. If
+        other code has moved it, it stays.
+        """
         draws, self._draws = self._draws, deque()
         position, generator = self.shown or self, self._sampler_generator
         if position.finished or generator is None or not draws or not torch.equal(generator.get_state(), draws[-1][1]):
@@ -180,10 +183,10 @@ class Cursor(SamplerReplay):
         generator.set_state(next(state for tasks, state in reversed(draws) if tasks <= position.next))
 
     def take(self, indices: Iterator[Index]) -> Index:
-        """The indices of the next task. Raises StopIteration: the epoch is over."""
+        """Returns the indices of the next task. Raises StopIteration when the epoch is over."""
         try:
             found = next(indices)
-            while self.next in self.delivered_early:  # before the run was resumed
+            while self.next in self.delivered_early:  # delivered before the run was resumed
                 self.next += 1
                 found = next(indices)
         except StopIteration:
@@ -192,23 +195,23 @@ class Cursor(SamplerReplay):
         return found
 
     def deliver_early(self, task: int) -> None:
-        """A task is delivered before one that is due."""
+        """Records that a task is delivered before an earlier one."""
         if len(self.delivered_early) > MAX_DELIVERED_EARLY:
             self.delivered_early = {t for t in self.delivered_early if t >= self.next}
         self.delivered_early.add(task)
 
     def end(self, task: int) -> None:
-        """The epoch is over; this task would have been the next."""
+        """Ends the epoch; ``task`` would have been the next."""
         self.next = task
         self.finished = True
 
     def record_worker_state(self, worker: int, batches: int, pickled: bytes | None) -> None:
-        """Notes the dataset's state that a worker sent with a batch which is delivered now."""
+        """Records the dataset state that a worker sent with the batch being delivered."""
         if pickled is not None:
             self.worker_states[0 if self.one_dataset else worker] = batches, pickled
 
     def copy_position(self) -> Cursor:
-        """The position as it is now, which later batches do not change."""
+        """Returns a copy of the present position, which later batches do not change."""
         if self.shown is not None:
             return self.shown
         position = copy.copy(self)
@@ -223,7 +226,7 @@ class Cursor(SamplerReplay):
     # -- and is written down
 
     def save(self) -> State:
-        from .state import State  # not every run is saved
+        from .state import State  # imported late: not every run is saved
 
         if self.shown is not None:
             return self.shown.save()
@@ -263,7 +266,8 @@ class Cursor(SamplerReplay):
         )
 
     def _position(self) -> tuple[int, tuple[int, ...]]:
-        """The first task that is not delivered, and those after it that are. Another thread may take batches."""
+        """Returns the first undelivered task, and the delivered ones after it. Another thread may take batches
+        meanwhile."""
         due, early = -1, set[int]()
         while due != self.next:
             due = self.next
@@ -295,7 +299,7 @@ class Cursor(SamplerReplay):
         return tuple(WorkerPart(0, 0, read_state(raw)) for raw in states)
 
     def _shards(self) -> tuple[tuple[int, int], ...]:
-        """Of each part here its shard and base seed."""
+        """Returns shard and base seed of each part here."""
         if self._parts_of is not None:
             return self._parts_of
         return tuple((i * self.ranks + self.rank, self.base_seed) for i in range(max(1, self.workers)))

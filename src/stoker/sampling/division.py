@@ -1,8 +1,9 @@
-"""How a ``DistributedSampler`` divides what is left of an epoch among the ranks there are now.
+"""Divides the rest of a ``DistributedSampler``'s epoch among a new number of ranks.
 
-The order of an epoch is a function of the sampler's seed and epoch, whatever the number of ranks. After the same batch
-all ranks together have taken its beginning. The rest is dealt as torch deals a whole epoch: index *i* of it to rank
-*i* mod n. So it is padded with fewer than n of its own first indices, or, with ``drop_last``, fewer than n are dropped.
+The order of an epoch is a function of the sampler's seed and epoch, whatever the number of ranks. When all ranks are at
+the same batch, together they have taken the beginning of this order. The rest is dealt as torch deals a whole epoch:
+its index *i* to rank *i* mod n. So it is padded with fewer than n of its own first indices, or, with ``drop_last``,
+fewer than n are dropped.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ..core.types import Index
 
 
 def share_of_rest(sampler: DistributedSampler[Index], taken: int) -> list[Index]:
-    """What the sampler's rank gets of an epoch of which all ranks together have taken so many indices. Raises
-    StateError: the sampler's class divides an epoch in another way than torch's."""
+    """Returns the rank's share of the rest of an epoch, after all ranks together have taken ``taken`` indices. Raises
+    StateError if the sampler's class divides an epoch differently from torch's."""
     generator = getattr(sampler, "generator", None)
     whole = copy.copy(sampler)
     whole.num_replicas = 1
@@ -36,14 +37,14 @@ def share_of_rest(sampler: DistributedSampler[Index], taken: int) -> list[Index]
 
 
 def _own_share(sampler: DistributedSampler[Index]) -> list[Index] | None:
-    """What a subclass gives its rank of a whole epoch; None for torch's class."""
+    """Returns the share of a whole epoch that a subclass gives its rank; None for torch's class."""
     if type(sampler).__iter__ is DistributedSampler.__iter__:
         return None
     return list(copy.copy(sampler))
 
 
 def _deal(indices: list[Index], sampler: DistributedSampler[Index]) -> list[Index]:
-    """One rank's share, as ``DistributedSampler.__iter__`` deals."""
+    """Returns one rank's share, dealt as in ``DistributedSampler.__iter__``."""
     ranks = sampler.num_replicas
     if sampler.drop_last:
         indices = indices[: len(indices) // ranks * ranks]

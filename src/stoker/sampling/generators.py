@@ -1,8 +1,8 @@
-"""Random generators that a dataset and what it uses hold: found by a bounded walk, read, set and seeded in place.
+"""Finds the random generators that a dataset and its helpers hold, by a bounded walk, and seeds them in place.
 
-Libraries share one generator object among many transforms, so a generator is never exchanged for another one. The walk
-follows attributes, items, closures and the globals that the user's functions name. It calls nothing of the user's: no
-property, no ``__getattr__``, no ``__iter__``.
+Libraries share one generator object among many transforms, so a generator is never replaced by another. The walk
+follows attributes, items, closures and the globals that the user's functions name. It runs no user code: no property,
+no ``__getattr__``, no ``__iter__``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ..core import packages
 from ..core.random_state import Generator, bit_generator
 from ..core.types import Attributes
 
-DEPTH = 16  # two steps an attribute of an object in a list: a Subset of a dataset with a Compose of transforms has 8
-NODES = 10_000  # objects that one walk visits
-WIDTH = 256  # items of one container; longer ones hold data, of which the first few are looked at
+DEPTH = 16  # steps: a list item's attribute takes two, a Subset of a dataset with a Compose of transforms 8
+NODES = 10_000  # objects visited in one walk
+WIDTH = 256  # items of one container; longer ones hold data, so only the first few are visited
 FEW = 8
 _LEAF = frozenset({bool, int, float, complex, str, bytes, bytearray, type(None), range, slice, torch.Tensor})
 _LEAF |= {np.ndarray, torch.nn.Parameter, torch.Size, torch.dtype, torch.device, types.CodeType, memoryview}
 _LEAF |= {types.BuiltinFunctionType, types.BuiltinMethodType, types.GetSetDescriptorType, types.MemberDescriptorType}
 _LEAF |= {types.WrapperDescriptorType, types.MethodDescriptorType}
 _RECORDS = ("argparse", "builtins", "collections", "functools", "types", "_thread", "_threading_local")
-_TYPED = ("<string>", "<stdin>", "<ipython")  # code that lies in no file, and is the user's
+_TYPED = ("<string>", "<stdin>", "<ipython")  # user code that is not in a file
 _MASK = (1 << 64) - 1
 
 T = TypeVar("T")
@@ -44,14 +44,14 @@ Found: TypeAlias = list[tuple[str, Generator]]  # each with its path
 
 
 class AwaitedGenerator(NamedTuple):
-    """Where a walk expects a generator that is made later, or exchanged."""
+    """Where a generator may appear or be replaced after a walk."""
 
     sizes: list[tuple[Attributes, int]]  # namespaces, and how many names each had
     empty: list[tuple[Attributes, str]]  # names whose value was None
-    held: list[tuple[Attributes, str, object]]  # names whose value was a generator, and that
+    held: list[tuple[Attributes, str, object]]  # names whose value was a generator, and the generator
 
     def changed(self) -> bool:
-        """Whether another walk may find other generators; 1 microsecond."""
+        """Whether another walk may find other generators. Takes 1 microsecond."""
         for names, size in self.sizes:
             if len(names) != size:
                 return True
@@ -62,7 +62,7 @@ class AwaitedGenerator(NamedTuple):
 
 
 def in_words(path: str) -> str:
-    """A path from a walk over a dataset and a collate function, with their names in the place of their numbers."""
+    """Returns a path from a walk over a dataset and a collate function, with their names instead of numbers."""
     for k, root in enumerate(("dataset", "collate_fn")):
         if path[: len(str(k))] == str(k):
             return root + path[len(str(k)) :]
@@ -70,14 +70,14 @@ def in_words(path: str) -> str:
 
 
 def find_generators(*roots: object, watch: AwaitedGenerator | None = None, thread_local: bool = True) -> Found:
-    """Generators that can be reached from some objects, each once, with its path; not the process-wide ones.
+    """Finds the generators that can be reached from some objects, each once, except the process-wide ones.
 
-    Paths are the same in each process that has the same objects.
+    Returns each with its path. Paths are the same in every process with the same objects.
 
     Args:
-        roots: to begin at. None is skipped.
-        watch: is filled with the places where others may appear.
-        thread_local: look into ``threading.local()``, at what this thread keeps there.
+        roots: objects to start from. None is skipped.
+        watch: filled with the places where other generators may appear.
+        thread_local: whether to look into this thread's part of ``threading.local()`` objects.
 
     Example:
         >>> find_generators({"flip": random.Random(1)})[0][0]
@@ -90,7 +90,7 @@ def find_generators(*roots: object, watch: AwaitedGenerator | None = None, threa
 
 
 def is_generator(x: object) -> TypeGuard[Generator]:
-    """Whether it is a random generator with a state. ``random.SystemRandom`` has none."""
+    """Whether ``x`` is a random generator with a state. ``random.SystemRandom`` has none."""
     kind = type(x)
     if issubclass(kind, (random.Random, torch.Generator)):
         return not issubclass(kind, random.SystemRandom)
@@ -116,7 +116,7 @@ def seed_generator(generator: Generator, seed: int) -> None:
 
 
 def path_number(path: str) -> int:
-    """A number for a path, the same in each process."""
+    """Maps a path to a number that is the same in every process."""
     return zlib.crc32(path.encode()) | zlib.adler32(path.encode()) << 32
 
 
@@ -125,22 +125,23 @@ def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:
     if kind not in (np.random.PCG64, np.random.PCG64DXSM):
         bits.state = kind(seed).state
         return
-    # What PCG64(seed) computes takes 10 us; the seed is mixed already, and so are these products of it.
+    # PCG64(seed) takes 10 us to mix its seed; this seed is mixed already, and so are these products of it.
     word = seed * 0x9E3779B97F4A7C15F39CC0605CEDC835 & (1 << 128) - 1
     numbers = {"state": word ^ word >> 67, "inc": (seed * 0xDA942042E4DD58B5 << 1 | 1) & (1 << 128) - 1}
     bits.state = {"bit_generator": kind.__name__, "state": numbers, "has_uint32": 0, "uinteger": 0}
 
 
 def _forked(device: str) -> bool:
-    """Whether this process is the fork of one that uses the device, and cannot."""
+    """Whether this process was forked from one that uses the device, and so cannot use it."""
     module = getattr(torch, device, None)
     return bool(getattr(module, "_is_in_bad_fork", bool)())
 
 
 def own_copies(*roots: object, alone: Iterable[object] = ()) -> tuple[Any, ...]:
-    """Copies of objects with generators of their own, for one thread. What leads to no generator is shared. ``alone``:
-    objects that are copied, too, with attributes of their own. Raises Exception: whatever an object says to being
-    copied."""
+    """Copies objects so that one thread has its own generators; objects that lead to no generator stay shared.
+
+    ``alone``: objects that are also copied, with their own attributes. Raises whatever copying an object raises.
+    """
     parents: dict[int, list[object]] = {}
     walk = _Walk(None, thread_local=False, parents=parents)
     for k, root in enumerate(roots):
@@ -187,7 +188,7 @@ class _Walk:
     def visit(self, path: str, x: object, depth: int) -> None:
         if type(x) in _LEAF or id(x) in self._seen or not depth or len(self._seen) > NODES:
             return
-        self._seen[id(x)] = x  # held: an object that goes would give its id to another
+        self._seen[id(x)] = x  # kept alive, because the id of a freed object may be reused
         if is_generator(x):
             self.found.append((path, x))
             return
@@ -223,7 +224,7 @@ def _process_wide() -> Iterator[object]:
 
 
 def namespace(x: object) -> Attributes | None:
-    """An object's ``__dict__``; None where it has none, or is of a kind that holds nothing of the user's."""
+    """Returns an object's ``__dict__``; None if it has none, or its type cannot hold user objects."""
     kind: Any = type(x)
     if issubclass(kind, type) or not _open(kind):
         return None
@@ -236,7 +237,7 @@ def namespace(x: object) -> Attributes | None:
 
 
 def children(x: Any) -> Iterator[tuple[str, object]]:
-    """What an object refers to, each with what it adds to the path; "@" before a path that begins anew."""
+    """Yields the objects that ``x`` refers to, each with its path step; "@" begins a new path."""
     kind: Any = type(x)
     for base in (list, tuple, deque):
         if issubclass(kind, base):
@@ -264,14 +265,14 @@ def children(x: Any) -> Iterator[tuple[str, object]]:
 def _first(items: Iterator[T], size: int) -> list[T]:
     try:
         return list(itertools.islice(items, size if size <= WIDTH else FEW))
-    except RuntimeError:  # another thread changes it
+    except RuntimeError:  # another thread is changing it
         return []
 
 
 def _of_instance(x: Any) -> Iterator[tuple[str, object]]:
     names = namespace(x)
     kind: Any = type(x)
-    if hasattr(kind, "_stoker_batches"):  # a cache around a dataset: seeds are the same with it and without
+    if hasattr(kind, "_stoker_batches"):  # a cache around a dataset: seeds must be the same with and without it
         yield "", x.dataset
         yield from ((f".{name}", value) for name, value in zip(("prepare", "augment"), x._said, strict=True))
         yield ".augment_batch", x.augment_batch
@@ -283,21 +284,21 @@ def _of_instance(x: Any) -> Iterator[tuple[str, object]]:
         return
     for c in kind.__mro__[:-1]:
         for name in _names(c, len(vars(c)))[0]:
-            with contextlib.suppress(AttributeError):  # nothing in it yet
+            with contextlib.suppress(AttributeError):  # still unset
                 yield f".{name}", vars(c)[name].__get__(x)
     yield from _of_class(kind, names or {})
 
 
 def _of_class(kind: type, own: Attributes) -> Iterator[tuple[str, object]]:
-    """A class' attributes, but those in whose place an instance has its own; properties as their functions."""
+    """Yields a class's attributes, except those that an instance overrides; properties as their functions."""
     hidden = set(own)
     for c in kind.__mro__[:-1]:
         members = vars(c)
         for name in _names(c, len(members))[1]:
             value = members[name]
-            if name not in hidden or type(value) is types.FunctionType:  # which super() reaches
+            if name not in hidden or type(value) is types.FunctionType:  # super() reaches overridden functions
                 hidden.add(name)
-                if is_generator(value):  # libraries give instances their own in its place
+                if is_generator(value):  # libraries replace it in instances by their own
                     yield f".{name}", value
                     continue
                 value = value.fget if type(value) is property else value
@@ -306,7 +307,8 @@ def _of_class(kind: type, own: Attributes) -> Iterator[tuple[str, object]]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(c: type, size: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Slots of a class, and attributes that may hold generators: those of libraries' classes have to be some."""
+    """Returns a class's slots, and its attributes that may lead to generators; for libraries' classes, only attributes
+    that are generators."""
     slots, names = [], []
     if not _open(c):
         return (), ()
@@ -317,13 +319,13 @@ def _names(c: type, size: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         elif is_generator(value):
             names.append(name)
         elif users and type(value) not in _LEAF and name not in ("__init__", "__dict__", "__weakref__"):
-            names.append(name)  # but __init__: what only that draws is drawn before any sample is loaded
+            names.append(name)  # except __init__, whose draws happen before any sample is loaded
     return tuple(slots), tuple(names)
 
 
 def _of_function(f: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # nothing in it yet
+        with contextlib.suppress(ValueError):  # still empty
             yield f".{name}", cell.cell_contents
     yield ".__defaults__", f.__defaults__
     yield ".__kwdefaults__", f.__kwdefaults__
@@ -346,7 +348,7 @@ def _of_function(f: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 @functools.lru_cache(maxsize=4096)
 def _all_names(code: types.CodeType) -> tuple[str, ...]:
-    """Names that code refers to, and the functions that are defined in it."""
+    """Returns the names that code refers to, including those in functions defined in it."""
     out = list(code.co_names)
     for constant in code.co_consts:
         if type(constant) is types.CodeType:
@@ -370,7 +372,7 @@ def _users_class(kind: type) -> bool:
 
 @functools.cache
 def _open(kind: type) -> bool:
-    """Whether instances may hold something of the user's: loggers, locks and files of the standard library do not."""
+    """Whether instances may hold user objects: the standard library's loggers, locks and files do not."""
     package = str(kind.__module__).partition(".")[0]
     if package in _RECORDS or package not in sys.stdlib_module_names:
         return True

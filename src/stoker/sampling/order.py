@@ -1,4 +1,4 @@
-"""Where tasks come from: the sampler's order, one ``Task`` at a time, and orders too long for a list."""
+"""The order of tasks: torch's samplers without a list of the whole epoch, and shuffles too long for a list."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..core.types import Index
 Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 CHUNK = 4096  # indices computed at once: 32 KB
-LIST_LENGTH = 1024  # made Python ints at once; of more, the first batch would wait for them
-SMALL = 1 << 16  # below this a permutation is drawn whole
+LIST_LENGTH = 1024  # indices converted to Python ints at once; more would delay the first batch
+SMALL = 1 << 16  # up to this length a permutation is drawn whole
 END = object()
-ROUNDS = 8  # an even number, so that both halves end where they started
+ROUNDS = 8  # even, so that both halves end where they started
 TORCH_SAMPLERS = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, SequentialSampler)}
 
 
@@ -29,16 +29,16 @@ class Task(NamedTuple):
 
     epoch: int  # of the iterator, from 0
     number: int  # position in the sampler's order, from 0
-    indices: Index  # what the index sampler yielded: a list of keys, one key, or Nones for an iterable dataset
+    indices: Index  # yielded by the index sampler: a list of keys, one key, or Nones for an iterable dataset
 
 
 class Permutation:
-    """A pseudo-random permutation of ``range(n)`` under a key: any place of it in constant time, no memory.
+    """A keyed pseudo-random permutation of ``range(n)``: any element in constant time, without storing the permutation.
 
     A generalised Feistel network over Z_a x Z_b with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
-    Domains", CT-RSA 2002), ``a`` and ``b`` next to the square root of ``n``, eight rounds, SplitMix64's finaliser
-    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014) as round function. Below
-    65,536 the permutation is drawn whole, for a network on few values is a poor shuffle.
+    Domains", CT-RSA 2002). ``a`` and ``b`` are near the square root of ``n``; there are eight rounds. The round
+    function is SplitMix64's finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
+    2014). Up to 65,536 elements, the permutation is drawn whole, because a network on few values is a poor shuffle.
 
     Args:
         n: length, 1 to 2**62.
@@ -64,12 +64,12 @@ class Permutation:
         self._keys = generator.integers(0, 1 << 64, ROUNDS, np.uint64, endpoint=False)
 
     def at(self, places: npt.NDArray[np.integer]) -> Ints:
-        """What stands at ``places``, an integer array of any length, each 0 to n - 1: an int64 array."""
+        """Returns the elements at ``places``, an integer array with values from 0 to n - 1, as an int64 array."""
         if self._drawn is not None:
             drawn: Ints = self._drawn[places]
             return drawn
         out = self._once(np.asarray(places).astype(np.uint64))
-        while (outside := out >= self.n).any():  # a * b is a little more than n; walk on until inside
+        while (outside := out >= self.n).any():  # a * b slightly exceeds n; walk on until inside
             out[outside] = self._once(out[outside])
         return out.astype(np.int64)
 
@@ -89,14 +89,14 @@ def _mixed(x: Words) -> Words:
 
 
 class FeistelSampler(RandomSampler):
-    """A shuffle without a list: each epoch a ``Permutation`` under a key drawn as ``RandomSampler`` draws its seed.
+    """Shuffles without a list: each epoch is a ``Permutation``, with a key drawn as ``RandomSampler`` draws its seed.
 
-    For datasets so long that torch's order, which is drawn as a whole, takes seconds and gigabytes. Another order than
-    torch's under the same seed. ``DataLoader(shuffle="feistel")`` makes one.
+    For datasets so long that torch's order, which is drawn as a whole, takes seconds and gigabytes. The order differs
+    from torch's for the same seed. ``DataLoader(shuffle="feistel")`` makes one.
 
     Args:
         data_source: anything with a length.
-        generator: where keys are drawn from; None is torch's default generator.
+        generator: from which keys are drawn; None for torch's default generator.
 
     Example:
         >>> sampler = FeistelSampler(range(10**9))
@@ -121,9 +121,15 @@ FEISTEL = FeistelSampler.__iter__
 
 
 def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | None:
-    """What ``iter(index_sampler)`` gives, sooner and in less memory: the same items, drawn from the same generators at
-    the same moments, but never a list of the whole epoch. None for samplers of users, who may see when ``iter`` is
-    called. ``index_sampler``: the loader's. ``skip``: indices, not batches, that are drawn and left out."""
+    """Yields the same items as ``iter(index_sampler)``, sooner and in less memory.
+
+    Draws from the same generators at the same moments, but never makes a list of the whole epoch. Returns None for user
+    samplers, which may notice when ``iter`` is called.
+
+    Args:
+        index_sampler: the loader's.
+        skip: number of indices, not batches, to draw and leave out.
+    """
     sampler, size, drop_last = index_sampler, 0, False
     if type(index_sampler) is BatchSampler:
         sampler, size, drop_last = index_sampler.sampler, index_sampler.batch_size, index_sampler.drop_last
@@ -141,7 +147,7 @@ def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | No
 
 
 def in_batches(indices: Iterator[Index], size: int, drop_last: bool) -> Iterator[list[Index]]:
-    """torch's batches of any indices."""
+    """Groups any indices into batches as torch does."""
     while batch := [*itertools.islice(indices, size)]:
         if len(batch) < size and drop_last:
             return
@@ -149,14 +155,14 @@ def in_batches(indices: Iterator[Index], size: int, drop_last: bool) -> Iterator
 
 
 def with_first_drawn(indices: Iterator[Index]) -> Iterator[Index]:
-    """The same indices, with whatever is drawn for the first of them drawn now."""
+    """Returns the same indices, but makes the random draws for the first of them now."""
     first = next(indices, END)
     return iter(()) if first is END else itertools.chain([first], indices)
 
 
 def _shuffled(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
-    """torch's order. The last permutation is drawn even when nothing of it is needed, because that moves the generator;
-    but not in one that was made here."""
+    """Yields torch's order. Draws the last permutation even if it is not needed, because that moves the sampler's
+    generator; a generator made here need not be moved."""
     n, generator = len(sampler.data_source), sampler.generator
     if generator is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -171,8 +177,8 @@ def _shuffled(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
 
 
 def _permutation(n: int, generator: torch.Generator) -> torch.Tensor:
-    """torch's, in half the memory where 32 bits will do: what ``randperm`` draws on a CPU does not depend on the dtype
-    (``randperm_cpu``, ATen/native/TensorFactories.cpp)."""
+    """Draws torch's permutation, in half the memory if 32 bits suffice: on a CPU, ``randperm`` draws the same values
+    for any dtype (``randperm_cpu``, ATen/native/TensorFactories.cpp)."""
     small = n < 1 << 31 and generator.device.type == "cpu"
     return torch.randperm(n, generator=generator, dtype=torch.int32 if small else torch.int64)
 
@@ -197,7 +203,7 @@ def _batches(lists: Iterator[list[int]], size: int, drop_last: bool) -> Iterator
             at += len(part)
             batch = batch + part if batch else part
             if len(batch) < size:
-                break  # the list is used up; what comes next is not drawn before it is needed
+                break  # the list is used up; the next one is not drawn before it is needed
             yield batch
             batch = []
     if batch and not drop_last:

@@ -1,11 +1,11 @@
-"""The states of all ranks in one state dict, and what a rank takes of it, however many ranks there are now.
+"""Joins the states of all ranks in one state dict, and picks what each rank resumes, for any number of ranks.
 
 Which states a rank needs::
 
-    DistributedSampler          any rank's: all ranks have taken the beginning of one order
-    iterable, as many ranks     its own
-    iterable, other ranks       all: a part is where its rank left it. Parts are dealt anew, and each is read to its end
-    any other sampler           its own, and as many ranks
+    DistributedSampler            any rank's: together, the ranks have taken the beginning of one order
+    iterable, same rank count     its own
+    iterable, other rank count    all: each part is where its rank left it. Parts are redistributed and read to the end
+    any other sampler             its own, with the same rank count
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def join(states: Sequence[JsonObject]) -> JsonObject:
 
 
 def read(state_dict: object, rank: int, ranks: int) -> State:
-    """What this rank resumes, of a rank's state dict or of all ranks' (``join``). Raises StateError: no state dict; or
-    it says too little for this number of ranks."""
+    """Returns the state that this rank resumes, from one rank's state dict or from that of all ranks (``join``). Raises
+    StateError if it is not a state dict, or lacks what this number of ranks needs."""
     if not isinstance(state_dict, dict) or ALL_RANKS not in state_dict:
         return _of_one(State.from_dict(state_dict), rank, ranks)
     found = read_packed(state_dict[ALL_RANKS])
@@ -42,7 +42,7 @@ def read(state_dict: object, rank: int, ranks: int) -> State:
 
 
 def _of_all(states: Sequence[State], rank: int, ranks: int) -> State:
-    over = all(s.finished for s in states)  # else a rank that has met the epoch's end waits for the others there
+    over = all(s.finished for s in states)  # else a rank that has reached the epoch's end waits there for the others
     states = [replace(s, finished=over) for s in states]
     if len(states) == ranks:
         return states[rank]
@@ -82,10 +82,10 @@ def _of_one(s: State, rank: int, ranks: int) -> State:
 
 
 def _deal(states: Sequence[State], rank: int, ranks: int) -> State:
-    """The parts of an iterable dataset, dealt to another number of ranks: part *i* to rank *i* mod n."""
+    """Deals the parts of an iterable dataset to a different number of ranks: part *i* to rank *i* mod n."""
     own = replace(states[rank % len(states)], rank=rank, ranks=ranks, ahead=(), turn=0)
     if all(s.finished for s in states):
-        return replace(own, parts=(), workers=0, lives_on=False)  # the next epoch is divided as a new run's
+        return replace(own, parts=(), workers=0, lives_on=False)  # the next epoch is divided as in a new run
     parts = {part.shard: part for s in states for part in s.parts}
     division = own.division or (1, 0)
     count = division[0] * max(1, division[1])
@@ -95,5 +95,5 @@ def _deal(states: Sequence[State], rank: int, ranks: int) -> State:
         )
     mine = tuple(parts[i] for i in range(rank, count, ranks))
     batches = sum(part.count for part in mine)
-    seed = int(mine[0].base_seed or 0) if mine else own.base_seed  # the parts may be those of one rank again
+    seed = int(mine[0].base_seed or 0) if mine else own.base_seed  # the parts may again be those of one rank
     return replace(own, parts=mine, workers=len(mine), next=batches, samples=0, finished=False, base_seed=seed)

@@ -1,9 +1,9 @@
-"""The sampler's side of an epoch: its indices from the beginning, or from where a saved run was, and what has to be
-written down to find that place again.
+"""The sampler's side of an epoch: yields its indices from the beginning or a saved position, and records what is needed
+to find that position again.
 
-A known sampler of torch or stoker is replayed from the random state in which it began, and indices are left out. One
-with a ``state_dict()`` gets that back. A distributed one is divided again if the number of ranks has changed. Any other
-is started again in the random state in which it was started. No sample is loaded for any of this.
+A known sampler of torch or stoker is replayed from the random state in which it began, and skips indices. A sampler
+with a ``state_dict()`` has its state restored. A distributed sampler is divided again if the number of ranks has
+changed. Any other sampler is restarted in the random state in which it was started. None of this loads a sample.
 
 The moments of an epoch, and what is captured at each::
 
@@ -46,7 +46,7 @@ OPAQUE_ORDERS = ("stateful", "distributed", "other")  # orders that only their s
 
 
 class _Start(NamedTuple):
-    """Where an iterator began: task, and indices that the tasks before it took from this sampler."""
+    """Where an iterator began: the task, and the number of indices that earlier tasks took from this sampler."""
 
     task: int
     samples: int
@@ -61,36 +61,35 @@ class _SamplerState(NamedTuple):
 
 
 class SamplerReplay:
-    """A loader's sampler, one epoch after another. ``Cursor`` adds what was delivered of it. ``saved``: where to
-    resume."""
+    """A loader's sampler, epoch after epoch. ``Cursor`` adds what was delivered. ``saved``: where to resume."""
 
     def __init__(self, index_sampler: Any, generator: torch.Generator | None, saved: State | None = None) -> None:
         self._index_sampler = index_sampler
         self._generator = generator
-        # torch's own batches, over any sampler
+        # whether torch makes the batches, from any sampler
         self._batched = type(index_sampler) is BatchSampler and BatchSampler.__iter__ is TORCH_SAMPLERS[BatchSampler]
         self._sampler = index_sampler.sampler if self._batched else index_sampler
         self.batch_size: int | None = index_sampler.batch_size if self._batched else None
-        self._endless = isinstance(self._sampler, _InfiniteConstantSampler)  # of an iterable dataset
+        self._endless = isinstance(self._sampler, _InfiniteConstantSampler)  # for an iterable dataset
         self._known = not self._endless and order(index_sampler) is not None
-        self.saved = saved  # the same, until it is resumed
+        self.saved = saved  # None once it is resumed
         # kind, workers, task_seeds: of the loader, as in ``State``
         self.kind: Literal["map", "iterable"] = "map"
         self.workers = 0
         self.task_seeds = False
-        # rank, ranks: of this process; ``ranks`` those among which the sampler divides its samples, if it says so
+        # rank, ranks: of this process; ``ranks`` is the sampler's number of replicas, if it has one
         self.rank, self.ranks = rank_and_ranks()
         replicas = getattr(self._sampler, "num_replicas", None)
         if isinstance(replicas, int) and replicas > 0 and not isinstance(replicas, bool):
             self.ranks = replicas
-        # returns the state of a dataset in this process; None where there is none
+        # returns the state of a dataset in this process; None if there is none
         self.live_state: Callable[[], ObjectState] | None = None
         self.next = 0  # the first task that is not delivered
         self._forget_epoch()
 
     def _forget_epoch(self) -> None:
         self._start = _Start(0, 0)
-        self._samples_before_split = 0  # of a distributed sampler: samples that all ranks took before this division
+        self._samples_before_split = 0  # for a distributed sampler: samples that all ranks took before this division
         self._rng_before_iter: RandomState | None = None
         self._rng_after_iter: RandomState | None = None
         self._drawn_in_iter: list[str] | None = None  # generators that moved between these two
@@ -104,7 +103,7 @@ class SamplerReplay:
         return own if isinstance(own, torch.Generator) else None
 
     def _capture_rng(self) -> RandomState:
-        """The generators that the sampler may draw from."""
+        """Captures the generators that the sampler may draw from."""
         own = self._sampler_generator
         others = [] if own is None else [("generator", own)]
         if self._known:
@@ -112,27 +111,27 @@ class SamplerReplay:
         return RandomState(others, PROCESS_WIDE)
 
     def preserve_rng(self) -> AbstractContextManager[None]:
-        """Around torch's constructor of an iterator, which draws seeds. A resumed iterator has its seeds
-        already: it moves no generator."""
+        """Wraps torch's constructor of an iterator, which draws seeds. A resumed iterator already has its seeds, so it
+        must not move any generator."""
         if self.saved is not None:
             return preserved(self._generator, self._sampler_generator)
         return nullcontext()
 
     def prepare(self) -> None:
-        """torch is about to call ``iter`` on the sampler."""
+        """Prepares for torch's call of ``iter`` on the sampler."""
         self._forget_epoch()
         if self._endless or not (self._known or self._batched):
             self._rng_before_iter = self._capture_rng()
 
     def restore_rng_before(self, saved: State) -> None:
-        """Random state as it was before an iterable dataset began in the training process."""
+        """Restores the random state from before an iterable dataset began in the training process."""
         self._rng_before_iter = None
         if "before" in saved.sampler_rng:
             RandomState.from_texts(saved.sampler_rng["before"], None).restore_saved()
             self._rng_before_iter = self._capture_rng()
 
     def restore_process_rng(self, saved: State) -> None:
-        """Random state as it was when an epoch over an iterable dataset began in the training process."""
+        """Restores the random state with which an epoch over an iterable dataset began in the training process."""
         texts = {k: v for k, v in saved.sampler_rng.items() if k not in ("before", "generator")}
         RandomState.from_texts(texts, None).restore_saved()
 
@@ -149,9 +148,13 @@ class SamplerReplay:
         return self._follow(None if self._batched else torch_iterator, 0)
 
     def _follow(self, iterator: Iterator[Index] | None, skip: int, last: int = 1) -> Iterator[Index]:
-        """What a sampler's iterator yields, as torch makes batches of it, and what has to be noted at each task.
-        ``iterator``: the sampler's; None: it is begun with the first task. ``skip``: how much of it is left out. That
-        may reach beyond its end by a part of the last batch, which had up to ``last`` indices."""
+        """Yields a sampler's indices, batched as torch does, and records what is needed at each task.
+
+        Args:
+            iterator: the sampler's; None to begin it with the first task.
+            skip: number of indices to leave out. This may exceed the end by part of the last batch.
+            last: the most indices that the last batch may have had.
+        """
         own = iter(self._sampler) if iterator is None else iterator
         size = int(self.batch_size or 1)
         there = max(0, skip - max(size, last) + 1)
@@ -168,8 +171,8 @@ class SamplerReplay:
             yield indices
 
     def _note_sampler_state(self, tasks: int, iterator: Iterator[Index], ended: bool) -> None:
-        """Notes the sampler's state after it gave the indices of ``tasks`` tasks. Of the states before the last task
-        that was delivered only the newest is kept."""
+        """Records the sampler's state after it gave the indices of ``tasks`` tasks. Keeps only the newest of the states
+        up to the last delivered task."""
         while len(self._sampler_states) > 1 and self._sampler_states[1].tasks <= self.next:
             self._sampler_states.popleft()
         objects: tuple[Any, Any] = self._sampler, iterator
@@ -187,7 +190,7 @@ class SamplerReplay:
                 self.restore_process_rng(s)
                 self._rng_after_iter = self._capture_rng()
             return iter(()) if s.is_over else iter(self._index_sampler)
-        # Without workers the order is drawn with the first batch. Before that, the draw moves the generator for good.
+        # Without workers, the order is drawn with the first batch. Before that, the draw must move the generator.
         drawn = bool(s.workers or s.next or s.finished)
         with preserved() if drawn or (self._known and not s.torch_rng_restored) else nullcontext():
             if not self._known:
@@ -215,7 +218,7 @@ class SamplerReplay:
             self._state_at_start = None if s.next else pickle.dumps(state["sampler"])
         tasks = 0 if state is None else state["given"]
         if state is not None and state["ended"] and tasks == s.next:
-            # The sampler has seen its own end, and may be at the next epoch's beginning.
+            # The sampler has reached its end, and may already be at the next epoch's beginning.
             assert iterator is not None
             if next(iterator, END) is not END:
                 load_into(self._sampler, state["sampler"], "sampler")
@@ -226,12 +229,12 @@ class SamplerReplay:
         indices = self._follow(iterator, skip, s.batch_size or 1)
         if state is None or s.next > 0:
             return indices
-        # At the beginning of an epoch some samplers hold the state of the last one's end: they stop at once.
+        # At the beginning of an epoch, some samplers are still in the state of the last one's end, and stop at once.
         first = next(indices, END)
         return self._iterate(iter(self._sampler)) if first is END else itertools.chain([first], indices)
 
     def _restart_iterator(self, s: State) -> Iterator[Index] | None:
-        """``iter(sampler)`` in the random state in which it was called; None where ``_follow`` calls it."""
+        """Calls ``iter(sampler)`` in the random state in which it was first called; None if ``_follow`` calls it."""
         after = {k: v for k, v in s.sampler_rng.items() if k != "before"}
         before: Any = s.sampler_rng.get("before")
         own = self._sampler_generator
@@ -244,7 +247,7 @@ class SamplerReplay:
         return iterator
 
     def _divide_among_ranks(self, s: State) -> Iterator[Index] | None:
-        """What is left of a distributed epoch, for the ranks there are now; None where their number is the same."""
+        """Returns the rest of a distributed epoch for the present ranks; None if their number has never changed."""
         assert s.world is not None
         taken, ranks, epoch = s.world
         sampler = self._sampler
@@ -269,7 +272,7 @@ class SamplerReplay:
         return self._follow(iter(mine), skip, s.batch_size or 1)
 
     def _check(self, s: State) -> None:
-        """Raises for the state of another loader."""
+        """Raises StateError if the state is from a different loader."""
         if s.kind != self.kind:
             raise StateError(f"the state dict is of a dataset that is {s.kind}, this loader's is {self.kind}")
         if (s.batch_size is None) != (self.batch_size is None) or (self._endless and s.batch_size != self.batch_size):
@@ -314,7 +317,7 @@ class SamplerReplay:
             raise StateError(f"the state dict has a sampler's state, and {type(self._sampler).__name__} takes none")
 
     def _order_name(self) -> str:
-        """The order by name, and what it depends on beside its data."""
+        """Returns the order's name, with what it depends on besides its data."""
         if self._endless:
             return "endless"
         sampler = self._sampler
@@ -329,7 +332,7 @@ class SamplerReplay:
         return sampler.num_replicas if isinstance(sampler, DistributedSampler) else None
 
     def _shuffled_length(self) -> int:
-        """How many samples are shuffled; -1 where the order does not depend on that."""
+        """Returns the number of shuffled samples; -1 if the order does not depend on it."""
         if not self._known or not hasattr(self._sampler, "generator"):
             return -1
         return len(self._sampler.data_source)
@@ -337,7 +340,7 @@ class SamplerReplay:
     # -- and is written down
 
     def _sampler_state(self) -> dict[str, ObjectState] | None:
-        """A stateful sampler's own state after the last task delivered for which there is one."""
+        """Returns a stateful sampler's own state after the last delivered task for which one was recorded."""
         states = [state for state in self._sampler_states if state.tasks <= self.next]
         if states:
             sampler, iterator = read_state(states[-1].pickled)
@@ -346,7 +349,8 @@ class SamplerReplay:
         return None if at_start is None else {"given": 0, "sampler": at_start, "iterator": None, "ended": False}
 
     def _sampler_rng(self, order_name: str) -> dict[str, Any]:
-        """The random state in which the order was drawn, as texts; under "before" that before ``iter(sampler)``."""
+        """Returns the random state from which the order was drawn, as texts; under "before", the state before
+        ``iter(sampler)``."""
         after = self._rng_after_iter
         if after is None or order_name == "stateful":
             return {}
@@ -354,14 +358,14 @@ class SamplerReplay:
             return {} if self._shuffled_length() < 0 else after.to_texts(after.values)
         if self._endless:
             if self.workers or self.live_state is not None:
-                return {}  # this process does not have to read the dataset again from the beginning
+                return {}  # this process need not reread the dataset from the beginning
             texts = {} if self.task_seeds else after.to_texts(after.moved(self._capture_rng()))
         elif self._rng_after_first is not None:
             texts = after.to_texts(after.moved(self._rng_after_first))
         else:  # the process-wide generators are still as they are now
             texts = after.to_texts(["generator"] if "generator" in after.values else [])
         if self._rng_before_iter is not None:
-            if self._drawn_in_iter is None:  # once an epoch, for some scripts save after each step
+            if self._drawn_in_iter is None:  # once per epoch, because some scripts save after each step
                 self._drawn_in_iter = self._moved_in_iter(self._rng_before_iter, after)
             if self._drawn_in_iter:
                 texts["before"] = self._rng_before_iter.to_texts(self._drawn_in_iter)
@@ -370,7 +374,7 @@ class SamplerReplay:
     def _moved_in_iter(self, before: RandomState, after: RandomState) -> list[str]:
         moved = before.moved(after)
         if "torch" in moved and self._generator is None and not self.workers and is_one_draw(before, after):
-            moved.remove("torch")  # by torch's base seed, not by the sampler
+            moved.remove("torch")  # moved by the draw of torch's base seed, not by the sampler
         return moved
 
 

@@ -1,7 +1,7 @@
-"""Random state: torch's per-worker seeds to the bit, and counter-based seeds per task.
+"""Seeds random state: torch's per-worker seeds, bit for bit, and counter-based seeds per task.
 
-Task seeds make random augmentation a function of (base seed, epoch, task) alone: which worker runs a task, how many
-there are, and where a run was resumed cannot change a bit. The counter is spread with SplitMix64 (Steele, Lea and
+Task seeds make random augmentation a function of (base seed, epoch, task) alone: it does not depend on which worker
+runs a task, on the number of workers, or on where a run was resumed. SplitMix64 mixes the counter (Steele, Lea and
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
@@ -26,12 +26,12 @@ _CUDA_NODES = ("nvidia[0-9c]*", "nvhost-*gpu*", "nvgpu", "nvmap", "dxg", "kfd") 
 
 
 def _may_have_accelerator() -> bool:
-    """Whether this build of torch may find a device here. The driver is not asked: CUDA could not be used in workers
-    that are forked later."""
+    """Whether this build of torch may find a device here. Does not ask the driver, because then workers forked later
+    could not use CUDA."""
     if hasattr(torch, "accelerator"):
-        device = torch.accelerator.current_accelerator()  # of this build; it need not be there
+        device = torch.accelerator.current_accelerator()  # the build's; the machine may have none
         kind = "" if device is None else device.type
-    else:  # torch < 2.6, which does not say what else it was built for
+    else:  # torch < 2.6 does not tell what else it was built for
         kind = "cuda" if torch.backends.cuda.is_built() else "unknown"
     if kind == "cuda" and sys.platform == "linux":
         return any(next(Path("/dev").glob(node), None) for node in _CUDA_NODES)
@@ -42,8 +42,8 @@ _ACCELERATED = _may_have_accelerator()
 
 
 def can_preserve_seeds() -> bool:
-    """Whether ``random_state.preserved`` also undoes ``torch.manual_seed``. For a device that is not in use yet, torch
-    keeps the seed until it is used."""
+    """Whether ``random_state.preserved`` also undoes ``torch.manual_seed``. For an uninitialised device, torch keeps
+    the seed until the device is first used."""
     return not _ACCELERATED or torch.cuda.is_initialized()
 
 
@@ -56,7 +56,7 @@ def splitmix64(x: int) -> int:
 
 
 def task_seed(base_seed: int, epoch: int, task: int) -> int:
-    """The 64-bit seed of one task.
+    """Returns the 64-bit seed of one task.
 
     Example:
         >>> task_seed(1, 0, 0) != task_seed(1, 0, 1) != task_seed(1, 1, 0)
@@ -66,8 +66,8 @@ def task_seed(base_seed: int, epoch: int, task: int) -> int:
 
 
 def _seed_torch(seed: int) -> None:
-    # torch.manual_seed queues the seed for CUDA with a formatted stack: 2 ms for a new process' first batch, 0.1 ms
-    # for every task. Without a device nothing ever reads that queue.
+    # torch.manual_seed queues the seed for CUDA with a formatted stack trace: 2 ms for a new process's first batch, and
+    # 0.1 ms for every task. Without a device, nothing reads that queue.
     if _ACCELERATED:
         torch.manual_seed(seed)
     else:
@@ -75,9 +75,9 @@ def _seed_torch(seed: int) -> None:
 
 
 def _numpy_seed(seed: int) -> int:
-    """Mixed once more: from the same words NumPy's legacy generator, which is Python's, would draw the same numbers,
-    and a flip by one be tied to a crop by the other. 32 bits, as torch's own generator takes of its seed: a fifth of
-    the 10 us that more of them cost each task."""
+    """Returns a seed for NumPy, mixed once more. NumPy's legacy generator is the same as Python's: from the same words,
+    both would draw the same numbers, which ties a flip to a crop. 32 bits, as many as torch's own generator uses of its
+    seed; more would take 10 us per task, five times as long."""
     return splitmix64(seed) & 0xFFFFFFFF
 
 
@@ -92,8 +92,8 @@ def seed_worker(base_seed: int, worker: int) -> int:
 
 class Generators:
     """Random generators of one worker thread, seeded as a worker process seeds the process-wide ones. torch's and
-    Python's give what theirs give in a worker process. NumPy's is a ``Generator`` (torch's convention), where processes
-    seed the legacy ``RandomState``."""
+    Python's draw the same numbers as in a worker process. NumPy's is a ``Generator`` (torch's convention), whereas
+    processes seed the legacy ``RandomState``."""
 
     def __init__(self, base_seed: int, worker: int) -> None:
         self.python = random.Random(base_seed + worker)
@@ -108,11 +108,11 @@ class Generators:
         self.numpy.bit_generator.state = np.random.PCG64([seed & 0xFFFFFFFF, seed >> 32]).state
 
     def state(self) -> RandomState:
-        """Their state, to be compared."""
+        """Returns their state, for comparison."""
         return RandomState([("python", self.python), ("torch", self.torch), ("numpy", self.numpy)], ())
 
     def as_torch(self) -> Any:
-        """torch's container for them, which is ``get_worker_info().rng``."""
+        """Returns them in torch's container, for ``get_worker_info().rng``."""
         container = getattr(torch_worker, "_RNG", types.SimpleNamespace)
         return container(random_generator=self.python, torch_generator=self.torch, numpy_generator=self.numpy)
 
@@ -125,8 +125,8 @@ def seed_task(base_seed: int, epoch: int, task: int) -> None:
 
 
 def seed_here(base_seed: int, epoch: int, task: int) -> None:
-    """The same in the training process, inside ``preserved``. A device that is not in use yet is not seeded, because
-    torch would keep that seed until it is used."""
+    """Like ``seed_task``, but in the training process, inside ``preserved``. Does not seed an uninitialised device,
+    because torch would keep that seed until the device is first used."""
     seed = task_seed(base_seed, epoch, task)
     random.seed(seed)
     torch.default_generator.manual_seed(seed)

@@ -1,8 +1,8 @@
-"""``shard()``: which part of an iterable dataset is to be read here, of the parts in all ranks and workers.
+"""``shard()``: tells an iterable dataset which of the parts over all ranks and workers to read here.
 
-A run keeps its parts to the end of an epoch, also where it is resumed with other workers or ranks. Then a process reads
-several parts, or parts that another rank began. A dataset that divides itself by ``shard()`` follows that. One that
-divides itself by its rank cannot, for it would read other samples.
+A run keeps its parts to the end of an epoch, even if it is resumed with a different number of workers or ranks. Then a
+process reads several parts, or parts that another rank began. A dataset that divides itself by ``shard()`` follows
+that. One that divides itself by rank cannot, because it would read other samples.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class Shard(NamedTuple):
 class ShardStart(NamedTuple):
     """Where a part was begun."""
 
-    # worker, workers: what ``get_worker_info()`` says there
+    # worker, workers: as in ``get_worker_info()`` there
     worker: int
     workers: int
     base_seed: int  # of that rank
-    shard: Shard | None  # None where the part is that of its worker and rank
+    shard: Shard | None  # None if the part is this worker's and rank's own
 
 
 class _Here(threading.local):
-    """Of this thread: the part that it reads, if not the one of its worker and rank; and whether it was asked for."""
+    """Per thread: the part that it reads, unless that is its worker's and rank's own, and whether ``shard`` was
+    called."""
 
     shard: Shard | None = None
     asked = False
@@ -54,15 +55,15 @@ _of_parent: list[tuple[int, int]] = []
 
 
 def set_ranks(ranks: tuple[int, int]) -> None:
-    """In a worker process: rank and ranks of the training process. A spawned one has no process group."""
+    """Sets rank and number of ranks of the training process in a worker process. A spawned one has no process group."""
     _of_parent[:] = [ranks]
 
 
 def shard() -> Shard:
-    """Which part of an iterable dataset to read here, and of how many: over all ranks and workers.
+    """Returns which part of an iterable dataset to read here, out of how many over all ranks and workers.
 
-    A dataset asks in ``__iter__``. It may read every ``num_shards``-th sample from ``id`` on, or file.
-    Then a run may go on with another number of ranks (docs/resume.md). Works with torch's loader, too.
+    Call it in the dataset's ``__iter__``, for instance to read every ``num_shards``-th sample or file from ``id`` on.
+    The run can then be resumed with a different number of ranks (docs/resume.md). Also works with torch's loader.
 
     Returns:
         ``Shard(id, num_shards)``, a tuple.

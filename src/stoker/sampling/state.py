@@ -1,8 +1,8 @@
-"""The state dict of a loader: what it holds, and how it is checked.
+"""The state dict of a loader: its contents and its checks.
 
 Nothing here is ever unpickled, and it takes a few kilobytes whatever the dataset's length. The keys are always the same
-and each value is a plain one (or what a user's own ``state_dict()`` returned). So ``torch.save``, JSON and
-``torch.distributed.checkpoint``, which wants a template of the same form, all take it.
+and each value is plain (or returned by a user's own ``state_dict()``). So ``torch.save``, JSON and
+``torch.distributed.checkpoint``, which needs a template of the same form, all accept it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ..core.types import State as ObjectState
 from .shard import READ_HERE, Shard, ShardStart
 from .stateful import alike
 
-VERSION = 3  # since 2 random state is in base 64, since 3 it says which rank saved
-ADDED = {"rank": 0, "ranks": 0, "division": None}  # what earlier versions do not have
+VERSION = 3  # 2 stores random state in base 64; 3 adds the rank that saved
+ADDED = {"rank": 0, "ranks": 0, "division": None}  # defaults for keys that earlier versions lack
 MAX_INT = (1 << 63) - 1
 MAX_WORKERS = 1 << 16
 MAX_RANKS = 1 << 24
-MAX_TASKS, MAX_SIZE = 1 << 40, 1 << 22  # of an epoch and of a batch; their product fits an index
+MAX_TASKS, MAX_SIZE = 1 << 40, 1 << 22  # tasks per epoch and samples per batch; their product fits an index
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INT)]
 
 
 @dataclass(frozen=True)
 class WorkerPart:
-    """What one worker did, where samples or the dataset's own state belong to a worker."""
+    """One worker's progress, if samples or the dataset's own state belong to a worker."""
 
-    count: Count  # how many of its batches were delivered
-    # how many it had made when ``state`` was taken; -1: at the end of the epoch before
+    count: Count  # batches of this worker that were delivered
+    # batches it had made when ``state`` was taken; -1: at the end of the epoch before
     at: Annotated[int, Meta(ge=-1, le=MAX_INT)] = 0
-    state: ObjectState = None  # of the dataset and its iterator (``fetcher.state_of``); None where neither is stateful
-    # of an iterable dataset: which part of all ranks' and workers' it is (``sampling.shard``)
+    state: ObjectState = None  # of the dataset and its iterator (``fetcher.state_of``); None if neither is stateful
+    # for an iterable dataset: number of the part over all ranks and workers (``sampling.shard``)
     shard: Count | None = None
     base_seed: Count | None = None  # of the rank that began it
 
@@ -50,48 +50,48 @@ class WorkerPart:
 
 @dataclass(frozen=True)
 class State:
-    """A loader's place in its run."""
+    """A loader's position in its run."""
 
     kind: Literal["map", "iterable"]
     epoch: Count  # of the workers' life, for task seeds: 0 unless workers persist
     next: Annotated[int, Meta(ge=0, lt=MAX_TASKS)]  # the first task that has not been delivered
-    # tasks behind it that were delivered already (``in_order=False``)
+    # tasks after it that were already delivered (``in_order=False``)
     ahead: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)]
     samples: Count  # indices that the tasks before ``next`` took from the sampler
-    finished: bool  # the epoch is over; the next one is to begin
+    finished: bool  # the epoch is over, and the next one has not begun
     lives_on: bool  # the dataset's copies outlive an epoch: no workers, or persistent ones
-    workers: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)]  # how many worked; 0 for none
+    workers: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)]  # number of workers; 0 for none
     task_seeds: bool  # random state is set per task
     # base_seed, shared_seed: torch's
     base_seed: Count
     shared_seed: Count | None
-    length: Annotated[int, Meta(ge=-1, le=MAX_INT)]  # of the sampler's data, where the order depends on it; else -1
-    sampler: Annotated[str, Meta(max_length=100)]  # the order's name, or how the sampler is put back
-    sampler_rng: dict[str, Any]  # random state where its order was drawn, by generator
-    sampler_state: ObjectState  # its own, and how many tasks it had given then
-    # of a distributed sampler: samples taken by all ranks before this division, ranks, and its epoch
+    length: Annotated[int, Meta(ge=-1, le=MAX_INT)]  # of the sampler's data, if the order depends on it; else -1
+    sampler: Annotated[str, Meta(max_length=100)]  # the order's name, or how the sampler is restored
+    sampler_rng: dict[str, Any]  # by generator, the random state from which the order was drawn
+    sampler_state: ObjectState  # the sampler's own state, and the number of tasks it had given by then
+    # for a distributed sampler: samples taken by all ranks before this division, ranks, and its epoch
     world: tuple[Count, Annotated[int, Meta(ge=1, le=MAX_INT)], Annotated[int, Meta(ge=0, le=MAX_INT // 2)]] | None
     generator: str | None  # random state of the loader's generator
-    # of torch's global one, where epochs are drawn from that. The script restores it; this tells whether
+    # of torch's global generator, if epochs are drawn from it. The script restores it; this tells whether it did
     torch_rng: str | None
     parts: Annotated[tuple[WorkerPart, ...], Meta(max_length=MAX_WORKERS)]  # by worker
-    turn: Count  # whose batch of an iterable dataset comes next
-    batch_size: Annotated[int, Meta(ge=1, lt=MAX_SIZE)] | None  # None where stoker does not know it
+    turn: Count  # for an iterable dataset, the worker whose batch comes next
+    batch_size: Annotated[int, Meta(ge=1, lt=MAX_SIZE)] | None  # None if stoker does not know it
     # rank, ranks: of the process that saved; 0 ranks: not known
     rank: Count
     ranks: Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
-    # of an iterable dataset: ranks, and workers of each, that began the epoch; None: not known
+    # for an iterable dataset: ranks, and workers in each, that began the epoch; None: not known
     division: tuple[Annotated[int, Meta(ge=1, lt=MAX_RANKS)], Annotated[int, Meta(ge=0, lt=MAX_WORKERS)]] | None
 
     @property
     def is_over(self) -> bool:
-        """Whether an iterable dataset has no batch left here, and no state to be put back either."""
+        """Whether an iterable dataset has neither a batch left here nor a state to restore."""
         done = self.finished and not any(part.state for part in self.parts)
         return self.kind == "iterable" and (done or not self.parts)
 
     @property
     def torch_rng_restored(self) -> bool:
-        """Whether torch's global generator is in the state in which it was saved."""
+        """Whether torch's global generator is in its saved state."""
         now = torch.default_generator.get_state().numpy().tobytes()
         return self.torch_rng is None or from_text(self.torch_rng) == now
 
@@ -102,7 +102,7 @@ class State:
 
     @property
     def dealt_anew(self) -> bool:
-        """Whether this rank has other parts of an iterable dataset than a run that begins would give it."""
+        """Whether this rank has different parts of an iterable dataset from those of a new run."""
         if self.division is None:
             return False
         ranks, workers = self.division
@@ -113,7 +113,7 @@ class State:
 
     @property
     def places(self) -> tuple[ShardStart, ...]:
-        """Where the parts were begun, if they were dealt anew."""
+        """Where the parts were begun, if they were redistributed; else empty."""
         if self.division is None or not self.dealt_anew:
             return ()
         ranks, workers = self.division[0], max(1, self.division[1])
@@ -126,7 +126,7 @@ class State:
         return (self.workers if self.division is None else self.division[1]) > 0
 
     def check_worker_can_read(self) -> None:
-        """Raises where a worker could not read again what the training process has read."""
+        """Raises StateError if a worker could not reread what the training process has read."""
         if self.kind == "iterable" and self.next and not self.finished and "before" in self.sampler_rng:
             raise StateError(READ_HERE)
 
@@ -142,8 +142,8 @@ class State:
 
     @classmethod
     def from_dict(cls, d: object) -> State:
-        """The state that ``to_dict`` wrote. Keys that are not stoker's are left alone: accelerate adds one. Raises
-        StateError: anything else; the message says what is wrong with it."""
+        """Reads a state that ``to_dict`` wrote. Ignores keys that are not stoker's: accelerate adds one. Raises
+        StateError, which says what is wrong, for anything else."""
         if not isinstance(d, dict):
             raise StateError(f"a state dict is a dict, not {_short(d)}")
         version = d.get("stoker")
@@ -164,7 +164,7 @@ class State:
         return cls(**{name: _read(name, d[name], of) for name, of in types.items()})._consistent()
 
     def _consistent(self) -> State:
-        if any(t < self.next for t in self.ahead):  # the first itself: so it was saved until 2026-11-23
+        if any(t < self.next for t in self.ahead):  # not <=: until 2026-11-23, ``next`` itself was saved too
             raise StateError(f"ahead={_short(list(self.ahead))} has tasks that next={self.next} has passed")
         if len(self.parts) not in self._counts_of_parts():
             raise StateError(f"{len(self.parts)} parts of {self.workers} workers over a dataset that is {self.kind}")
@@ -196,14 +196,14 @@ class State:
 
 
 def _read(name: str, value: object, of: Any) -> Any:
-    """The value of a key, if it is of its type and ``_CHECKS`` has nothing against it."""
+    """Returns a key's value, if it has the right type and passes ``_CHECKS``. Raises StateError otherwise."""
     try:
         found = read_packed(value) if name in _PACKED else value
         found = msgspec.convert(found, of)
         if found is not None and name in _CHECKS:
             _CHECKS[name](found)
         return found
-    except Exception as e:  # a value may be any object, and raise anything where it is looked at
+    except Exception as e:  # a value may be any object, and raise anything when it is inspected
         raise StateError(f"{name}={_short(value)} in a state dict: {e}") from None
 
 
@@ -241,7 +241,7 @@ def _check_sampler_state(state: ObjectState) -> None:
 
 
 _OF_DATASET = {"dataset", "iterator", "ended"}
-_PACKED = {"sampler_rng", "sampler_state", "parts"}  # written as JSON where that says the same
+_PACKED = {"sampler_rng", "sampler_state", "parts"}  # written as JSON if that loses nothing
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "sampler_rng": _check_rngs,
     "sampler_state": _check_sampler_state,
@@ -252,7 +252,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 
 
 def read_packed(value: ObjectState) -> ObjectState:
-    """What ``write_packed`` took."""
+    """Reads the result of ``write_packed``."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as e:
@@ -260,7 +260,7 @@ def read_packed(value: ObjectState) -> ObjectState:
 
 
 def write_packed(value: ObjectState) -> ObjectState:
-    """As JSON if it comes back as it was, else itself."""
+    """Returns the value as JSON if that round-trips, else unchanged."""
     if value is None:
         return "null"
     if value == []:

@@ -1,4 +1,4 @@
-"""Objects that have a state of their own: ``state_dict()`` and ``load_state_dict()``, torchdata's ``Stateful``."""
+"""Objects with their own ``state_dict()`` and ``load_state_dict()``: torchdata's ``Stateful``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..core.types import State
 
 
 def is_stateful(obj: object) -> bool:
-    """Whether an object has ``state_dict()`` and ``load_state_dict(state)`` that say its place in a run. Those of a
-    module are its weights."""
+    """Whether an object has ``state_dict()`` and ``load_state_dict(state)`` for its position in a run. A module's hold
+    its weights, so they do not count."""
     if isinstance(obj, torch.nn.Module):
         return False
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
 
 
 def pickled_state(state: Callable[[], State]) -> bytes:
-    """A state as it is now, which later changes do not reach. If there is none, the error is pickled in its place."""
+    """Pickles the state at once, so later changes cannot affect it. If ``state()`` raises, pickles a StateError."""
     try:
         return pickle.dumps(state())
     except Exception as e:
@@ -29,7 +29,7 @@ def pickled_state(state: Callable[[], State]) -> bytes:
 
 
 def read_state(pickled: bytes | None) -> State:
-    """What ``pickled_state`` wrote, in this run. Raises StateError: the object's ``state_dict()`` had failed."""
+    """Unpickles the result of ``pickled_state``, in the same run. Raises StateError if ``state_dict()`` had failed."""
     state = None if pickled is None else pickle.loads(pickled)
     if isinstance(state, StateError):
         raise state
@@ -37,7 +37,8 @@ def read_state(pickled: bytes | None) -> State:
 
 
 def load_into(obj: object, state: State, name: str) -> None:
-    """Calls an object's ``load_state_dict``, not with None. Raises StateError: it has none, or refuses the state."""
+    """Calls an object's ``load_state_dict``, unless ``state`` is None. Raises StateError if the object has no such
+    method or refuses the state."""
     if state is None:
         return
     if not is_stateful(obj):
@@ -51,7 +52,7 @@ def load_into(obj: object, state: State, name: str) -> None:
 
 
 def alike(a: State, b: State) -> bool:
-    """Whether two values are the same, types included."""
+    """Whether two values are equal, including their types."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):

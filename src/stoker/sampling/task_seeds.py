@@ -1,8 +1,8 @@
-"""Task seeds for random generators that the dataset, its transforms and the collate function hold.
+"""Task seeds for random generators held by the dataset, its transforms and the collate function.
 
-A worker's generators in objects are seeded before each task from (base seed, epoch, task) and the path of each, as the
-process-wide ones are. So batches do not depend on how many workers there are, and a resumed run has nothing to restore.
-Of iterable datasets none is seeded: all workers have to agree on what such a dataset draws for its order.
+Before each task, a worker seeds each generator from (base seed, epoch, task) and its path, as it does the process-wide
+ones. So batches do not depend on the number of workers, and a resumed run has nothing to restore. Generators of
+iterable datasets are not seeded, because all workers must agree on what such a dataset draws for its order.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from .generators import AwaitedGenerator, Found, find_generators, path_number, s
 from .seeding import seed_here, splitmix64, task_seed
 
 T = TypeVar("T")
-VAIN_WALKS = 32  # walks that found nothing new; after as many only each sixteenth change leads to a walk
-MAX_RERUNS = 64  # tasks that are run again for generators they made: some datasets make one for each sample
+VAIN_WALKS = 32  # after this many walks without a new generator, only every sixteenth change triggers a walk
+MAX_RERUNS = 64  # tasks that are run again because they made generators: some datasets make one for each sample
 
 
 class ObjectSeeds:
     """The generators in objects of one process, or of one worker thread. ``shared`` returns those that other threads
-    use, too. They are not seeded."""
+    also use, which are not seeded."""
 
     def __init__(self, dataset: object, collate_fn: object, shared: Callable[[], Found] | None = None) -> None:
         self._roots = dataset, collate_fn
         self._shared = shared
-        self._places: dict[str, int] = {}  # path, and the id of the generator that was there
-        self._exchanged: set[str] = set()  # paths at which another generator was found once
+        self._places: dict[str, int] = {}  # by path, the id of the generator last found there
+        self._exchanged: set[str] = set()  # paths at which the generator was once replaced
         self._vain_walks = 0
         self._changes = 0
         self._reruns = 0
@@ -36,15 +36,15 @@ class ObjectSeeds:
         self._walk()
 
     def _walk(self) -> bool:
-        """Finds generators. Returns whether some are at new places, or one was exchanged for the first time."""
+        """Finds generators. Returns whether one is at a new path, or was replaced for the first time."""
         self._watch = AwaitedGenerator([], [], [])
         found = find_generators(*self._roots, watch=self._watch)
         if self._shared is not None and found:
             shared = {id(g) for _, g in self._shared()}
             found = [(path, g) for path, g in found if id(g) not in shared]
         for names, _, _ in self._watch.held:
-            if names.get("_manual_random_state") is False:  # albumentations: it seeds itself by torch.initial_seed(),
-                names["_manual_random_state"] = True  # in workers alone, unless its state was set by hand
+            if names.get("_manual_random_state") is False:  # albumentations seeds itself from torch.initial_seed(),
+                names["_manual_random_state"] = True  # only in workers, unless its state was set manually
         new = False
         for path, g in found:
             before = self._places.get(path)
@@ -64,7 +64,7 @@ class ObjectSeeds:
                 seed_generator(generator, splitmix64(seed ^ number))
 
     def appeared(self) -> bool:
-        """Whether the last task has made or exchanged generators, so that it is to be seeded and run again."""
+        """Whether the last task made or replaced generators, and so must be seeded and run again."""
         if not self._watch.changed():
             return False
         self._changes += 1
@@ -77,7 +77,7 @@ class ObjectSeeds:
 
 
 def run_here(own: ObjectSeeds | None, base_seed: int, epoch: int, task: int, run: Callable[[], T]) -> T:
-    """Runs a task in the training process with the task's random state, and puts the script's back."""
+    """Runs a task in the training process with the task's random state, and restores the script's."""
     place = base_seed, epoch, task
     if own is None:
         with preserved():

@@ -1,9 +1,9 @@
-"""Whether a ``worker_init_fn`` does nothing but seed random generators.
+"""Checks whether a ``worker_init_fn`` does nothing but seed random generators.
 
-Most do: PyTorch's notes on reproducibility have such a function, and MONAI, transformers and Lightning pass one by
-themselves. It can be called in the script's own process, with the random state put back afterwards. One that does
-more (opens a file, sets a number of threads, writes into the dataset) needs a process of its own. Its code is read;
-nothing is called.
+Most only seed: PyTorch's notes on reproducibility show such a function, and MONAI, transformers and Lightning pass one
+automatically. It can be called in the script's own process, with the random state restored afterwards. One that does
+more (opens a file, sets the number of threads, modifies the dataset) needs its own process. The check reads the
+function's code and calls nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 import torch
 
-# of libraries, which seed with functions of their own
+# libraries' functions, which seed through their own helpers
 KNOWN = {
     ("monai.data.utils", "worker_init_fn"),
     ("transformers.trainer_utils", "seed_worker"),
@@ -46,15 +46,15 @@ ATTRIBUTES = {
     "random",
     "torch",
     "utils",
-}  # and whatever is called after a seed
+}  # and any attribute with "seed" in its name
 PLAIN = (int, float, bool, str, type(None), np.integer)
 NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_", "YIELD_", "SETUP_WITH", "BEFORE_WITH")
-MOST_FUNCTIONS = 4  # that call each other
+MOST_FUNCTIONS = 4  # depth of calls that is followed
 
 
 def only_seeds(function: object, depth: int = MOST_FUNCTIONS) -> bool:
-    """Whether calling ``function`` seeds random generators and does nothing else. False where it cannot be told.
+    """Whether calling ``function`` seeds random generators and does nothing else. False if this cannot be determined.
 
     Example:
         >>> only_seeds(lambda worker: np.random.seed(torch.initial_seed() % 2**32))
@@ -89,7 +89,7 @@ def _is_harmless(attribute: str) -> bool:
 
 
 def _is_setting(value: object, depth: int = 4) -> bool:
-    """Whether a value is plain, or holds only what is: it has no ``seed`` of its own that would do something else."""
+    """Whether a value is plain, or holds only plain values, so it has no ``seed`` method that does something else."""
     if isinstance(value, NAMESPACES):
         value = vars(value)
     if type(value) is dict:
@@ -100,7 +100,7 @@ def _is_setting(value: object, depth: int = 4) -> bool:
 
 
 def _may_use(name: str, value: object, depth: int) -> bool:
-    """Whether a function that uses this variable from outside may still only seed."""
+    """Whether a function that uses this outer variable may still only seed."""
     if any(value is module for module in MODULES) or _is_setting(value):
         return True
     if only_seeds(value, depth - 1):
