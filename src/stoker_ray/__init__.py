@@ -1,6 +1,6 @@
-"""Workers on other machines, by Ray Core actors: ``worker_method="ray"``.
+"""Workers on other machines, as Ray Core actors: ``worker_method="ray"``.
 
-A package of its own: ``stoker`` does not import it. The entry point ``ray`` of ``stoker.workers`` names ``entry``.
+A separate package: ``stoker`` does not import it. The entry point ``ray`` of ``stoker.workers`` names ``entry``.
 
 ::
 
@@ -9,12 +9,12 @@ A package of its own: ``stoker`` does not import it. The entry point ``ray`` of 
                                    +-> Ray actor call ----> node.NodeWorkers -> ProcessPool
                 results.RemoteResult <-- object store <---- encoded batches
 
-A task with seeds of its own is a pure function of the dataset, its indices and its seed. So it may be run anywhere, and
-twice: the first answer counts. The order is the scheduler's. Ray carries calls and batches, and starts the actors; it
-decides nothing about data.
+A task with its own seed is a pure function of the dataset, its indices and its seed. So it may be run anywhere, and
+even twice: the first answer counts. The scheduler determines the order. Ray carries calls and batches, and starts the
+actors; it decides nothing about data.
 
-A dataset with a cache has one on each node, and nodes ask each other for what is in it (``cluster_cache``,
-``peer_link``). ``staged`` says what of it travels.
+A dataset with a cache has one on each node, and nodes ask each other for cached samples (``cluster_cache``,
+``peer_link``). ``staged`` defines which part of the dataset is sent.
 
-``cluster`` connects and finds nodes, ``shipment`` is what a node needs, ``checks`` compares versions and batches.
+``cluster`` connects and finds nodes, ``shipment`` packs what a node needs, ``checks`` compares versions and batches.
 """

@@ -1,4 +1,4 @@
-"""Whether a node makes the same batches as this machine: versions first, then one batch, bit by bit."""
+"""Checks that a node makes the same batches as this machine: compares versions, then one batch, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stoker.core import packages
 
 from .node import Facts
 
-LOOKED_AT = 40  # packages whose versions are compared, at most
+LOOKED_AT = 40  # maximum number of packages whose versions are compared
 
 
 def digest(batch: object) -> str:
-    """A hash of a batch: of types, dtypes, shapes, and the bytes of all values.
+    """Returns a hash of a batch: of its types, dtypes, shapes, and the bytes of all values.
 
     Example:
         >>> digest([torch.zeros(2), "a"]) == digest([torch.zeros(2), "a"])
@@ -55,7 +55,7 @@ def _add(x: object, seen: hashlib._Hash) -> None:
 
 
 def imported_packages() -> list[str]:
-    """Names of installed packages that are imported here, those that batches are usually made with first."""
+    """Returns names of installed packages that are imported here, starting with those that usually make batches."""
     from importlib import metadata
 
     found: set[str] = set()
@@ -68,7 +68,7 @@ def imported_packages() -> list[str]:
 
 
 def difference(here: dict[str, str], facts: Facts) -> str:
-    """What differs between this process' versions and a node's; "" for nothing."""
+    """Lists the differences between this process's versions and a node's; "" if there are none."""
     differing = [
         f"{name} {facts.versions[name] or 'is not installed'} (here {version})"
         for name, version in here.items()

@@ -1,8 +1,8 @@
-"""The connection to a Ray cluster, and which of its nodes make batches.
+"""Connects to a Ray cluster, and finds the nodes that make batches.
 
-A cluster is joined and never started: the trainer has to be a node of it (``ray start --address=... `` on its machine).
-If the script itself uses Ray, its session is used, and never shut down here. If it calls ``ray.init`` when a session
-has been begun here, that one ends, and nodes are looked for in the script's.
+Joins a cluster but never starts one: the trainer must be a node of it (``ray start --address=... `` on its machine).
+If the script itself uses Ray, its session is used, and never shut down here. If it calls ``ray.init`` after a session
+was begun here, that session ends, and nodes are looked up in the script's.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from stoker.core.errors import StokerError, UsageError
 from .shipment import EXTRA
 
 logger = logging.getLogger("stoker.ray")
-Actor: TypeAlias = Any  # a handle of Ray's, whose methods are looked up by name
+Actor: TypeAlias = Any  # Ray's actor handle, whose methods are looked up by name
 CONNECT_S = 10.0
-LEAVE_S = 10.0  # that calls of Ray may take when the session is to end
-MOST_SAID = 300  # characters of an error of Ray's, which may be a page
-MIN_STORE = 256 << 20  # bytes of the object store; of less, a few batches fill it
+LEAVE_S = 10.0  # how long to wait for calls of Ray before the session ends
+MOST_SAID = 300  # characters kept of Ray's errors, which may fill a page
+MIN_STORE = 256 << 20  # bytes of the object store; a few batches would fill a smaller one
 START = "`ray start --head` on one machine, `ray start --address=HOST:6379` on the others"
 _lock = threading.RLock()
 
 
 class User(Protocol):
-    """Who has actors of this process' Ray session."""
+    """An object that has actors in this process's Ray session."""
 
     def leave_session(self) -> None:
-        """The session ends now: its actors and references are not to be used any more."""
+        """Called when the session ends: its actors and references must no longer be used."""
 
 
 _users: weakref.WeakSet[User] = weakref.WeakSet()
-_begun_here: set[int] = set()  # this process, if the session is not the script's
+_begun_here: set[int] = set()  # this process's id, if stoker began the session, not the script
 
 
 class ClusterError(StokerError):
-    """Why workers on other nodes cannot be used."""
+    """Workers on other nodes cannot be used."""
 
 
 class NodeInfo(NamedTuple):
@@ -55,7 +55,7 @@ class NodeInfo(NamedTuple):
     Attributes:
         id: Ray's.
         name: its host name and address, for messages.
-        cores: that Ray may use there.
+        cores: number of cores that Ray may use there.
         host: its address.
     """
 
@@ -66,10 +66,10 @@ class NodeInfo(NamedTuple):
 
 
 def checked_address(address: str) -> str:
-    """The address as ``ray.init`` takes it; empty: ``RAY_ADDRESS``, or the cluster that this machine is a node of.
+    """Returns the address for ``ray.init``. If empty: ``RAY_ADDRESS``, or the cluster that this machine belongs to.
 
     Raises:
-        UsageError: it is that of a Ray client.
+        UsageError: if it is the address of a Ray client.
     """
     address = address or os.environ.get("RAY_ADDRESS", "") or "auto"
     if address.startswith("ray://"):
@@ -81,10 +81,10 @@ def checked_address(address: str) -> str:
 
 
 def check_installed() -> None:
-    """Whether there is Ray, without importing it.
+    """Checks that Ray is installed, without importing it.
 
     Raises:
-        UsageError: no.
+        UsageError: if it is not.
     """
     if importlib.util.find_spec("ray") is None:
         raise UsageError(EXTRA)
@@ -95,10 +95,10 @@ def connect(address: str, user: User) -> ModuleType:
 
     Args:
         address: see ``checked_address``.
-        user: is told when the session ends that is begun here.
+        user: is told when the session ends.
 
     Raises:
-        ClusterError: there is no Ray, no cluster, or too small an object store.
+        ClusterError: if there is no Ray, no cluster, or the object store is too small.
     """
     with _lock:
         _users.add(user)
@@ -133,7 +133,7 @@ def connect(address: str, user: User) -> ModuleType:
 
 
 class _Gate:
-    """Threads of stoker's that call Ray. A call beside ``ray.shutdown`` would end the process."""
+    """Guards calls of Ray from stoker's threads. A call concurrent with ``ray.shutdown`` would end the process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -154,7 +154,7 @@ class _Gate:
                 self._changed.notify_all()
 
     def shut(self) -> None:
-        """From now on nobody calls Ray."""
+        """Stops calls of Ray from now on, and waits for running ones."""
         self._shut = True
         for user in list(_users):
             user.leave_session()
@@ -169,8 +169,8 @@ using_ray = _Gate()
 
 
 def _watch_session(ray: ModuleType) -> None:
-    """Threads leave Ray before the script ends the session: by ``ray.shutdown``, or by ``ray.init`` if it was begun
-    here, for that would fail."""
+    """Makes threads leave Ray before the script ends the session: by ``ray.shutdown``, or by ``ray.init`` if the
+    session was begun here, because that call would otherwise fail."""
     if hasattr(ray, "_stoker_watches"):
         return
     begin, end = ray.init, ray.shutdown
@@ -192,11 +192,11 @@ def _watch_session(ray: ModuleType) -> None:
             return begin(*args, **options)
 
     vars(ray).update(init=init, shutdown=shutdown, _stoker_watches=True)
-    atexit.register(using_ray.shut)  # Ray's own function ends the session
+    atexit.register(using_ray.shut)  # Ray's own exit handler ends the session
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Raises ClusterError if the address does not answer within ``CONNECT_S``; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         try:
@@ -206,8 +206,8 @@ def _check_reachable(address: str) -> None:
 
 
 def _silence(ray: ModuleType) -> None:
-    """Ray prints about dead workers to the script's standard output, also with ``log_to_driver=False``. These lines go
-    to the log."""
+    """Sends Ray's lines about dead workers to the log. Ray prints them to the script's standard output, even with
+    ``log_to_driver=False``."""
     worker = getattr(getattr(ray, "_private", None), "worker", None)
     if worker is not None and hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda data, *_, **__: logger.info("Ray: %s", "; ".join(data.get("lines", [])))
@@ -215,7 +215,7 @@ def _silence(ray: ModuleType) -> None:
 
 
 def shared_memory() -> int:
-    """Bytes of /dev/shm, used ones too; that of Ray's object store."""
+    """Returns the total bytes of /dev/shm, which holds Ray's object store, including those in use."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
@@ -224,16 +224,16 @@ def shared_memory() -> int:
 
 
 def own_store(ray: ModuleType) -> int:
-    """Bytes of this node's object store; 0 where Ray does not say."""
+    """Returns the bytes of this node's object store; 0 if Ray does not tell."""
     own = ray.get_runtime_context().get_node_id()
     return next((int(n["Resources"].get("object_store_memory", 0)) for n in ray.nodes() if n["NodeID"] == own), 0)
 
 
 def beacon(ray: ModuleType) -> socket.socket | None:
-    """A socket to which each node connects; None where none can be made.
+    """Makes a socket to which each node connects; returns None if that fails.
 
-    Nobody accepts. The kernel ends the connections when this process ends, also by SIGKILL, and actors end then. Ray by
-    itself may take twenty seconds.
+    Connections are never accepted. The kernel closes them when this process ends, even by SIGKILL, and then the actors
+    end. Ray by itself may take twenty seconds.
     """
     with contextlib.suppress(Exception):
         host = ray.util.get_node_ip_address()
@@ -242,7 +242,7 @@ def beacon(ray: ModuleType) -> socket.socket | None:
 
 
 def other_nodes(ray: ModuleType) -> dict[str, NodeInfo]:
-    """The nodes that make batches, by id: all that are alive, but this one, and those with GPUs (they train)."""
+    """Returns the nodes that make batches, by id: all live ones except this one and those with GPUs, which train."""
     own = ray.get_runtime_context().get_node_id()
     out = {}
     for node in ray.nodes():
@@ -256,19 +256,19 @@ def other_nodes(ray: ModuleType) -> dict[str, NodeInfo]:
 
 
 def start_actor(ray: ModuleType, node: NodeInfo, calls: int) -> Actor:
-    """An actor on a node.
+    """Starts an actor on a node.
 
     Args:
         ray: the module.
-        node: where.
-        calls: that it answers at a time.
+        node: where to start it.
+        calls: number of calls that it answers concurrently.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from .node import NodeWorkers
 
     actor = ray.remote(NodeWorkers).options(
-        num_cpus=0,  # several ranks have workers on a node, and the kernel divides its cores among them
+        num_cpus=0,  # several ranks may have workers on a node, and the kernel divides its cores among them
         max_concurrency=calls,
         max_restarts=0,
         max_task_retries=0,
@@ -278,7 +278,7 @@ def start_actor(ray: ModuleType, node: NodeInfo, calls: int) -> Actor:
 
 
 def kill_actor(ray: ModuleType, actor: Actor) -> None:
-    """Ends an actor; its workers see that it has gone."""
+    """Kills an actor; its workers notice and end."""
     with contextlib.suppress(Exception), using_ray():
         if ray.is_initialized():
             ray.kill(actor)

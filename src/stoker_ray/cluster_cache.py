@@ -1,4 +1,4 @@
-"""The cache of one node of a cluster, and how nodes ask each other for samples instead of making them again.
+"""The cache of one cluster node, and the protocol by which nodes ask each other for samples instead of making them.
 
 ::
 
@@ -6,9 +6,9 @@
        ^         (inherited)           |         ^              (TCP)        |
        +---4. all that came------------+         +---3. what is in its store-+
 
-A worker enters what came into its node's store, as far as there is room. Only bytes travel, as they lie in a store; no
-actor makes samples of them, and none is ever unpickled. Nodes of one run have a secret, and a new one for each dataset,
-so that no sample of another dataset is ever sent. Both ends prove that they know it, and each message does
+A worker adds received samples to its node's store, as far as there is room. Only the stored bytes are sent; no actor
+decodes them into samples, and nothing is ever unpickled. The nodes of a run share a secret, a new one for each dataset,
+so samples of a different dataset are never sent. Both ends prove that they know it, and each message is authenticated
 (``peer_link``).
 """
 
@@ -42,24 +42,24 @@ from . import peer_link
 from .peer_link import LENGTH, Link
 
 BACKLOG = 256
-CONNECT_S = 2.0  # until another node has proved that it knows the secret
-MOST_STRANGERS = 64  # connections that have proved nothing yet; one more ends the oldest
-ANSWER_S = 5.0  # that another node may take; one that takes longer is asked no more
-MOST_ASKED = 8  # nodes, for one batch: where nobody has them, asking costs as many round trips
-MOST_BYTES = 64 << 20  # of one answer
-PAYS = 0.5  # of the time to make samples: asking that takes longer is paused,
-LONGEST_PAUSE = 64  # for one batch, two, four, and so on, up to so many
+CONNECT_S = 2.0  # limit for another node to prove that it knows the secret
+MOST_STRANGERS = 64  # unauthenticated connections; one more ends the oldest
+ANSWER_S = 5.0  # limit for another node's answer; a slower node is not asked again
+MOST_ASKED = 8  # nodes asked for one batch: if none has the samples, this many round trips are wasted
+MOST_BYTES = 64 << 20  # limit for one answer
+PAYS = 0.5  # if asking takes more than this share of the time to make the samples, it is paused
+LONGEST_PAUSE = 64  # for one batch, then two, four and so on, up to this many
 Address = tuple[str, int]
 
 
 def new_cache(samples: int, sites: int | None, asked: int, ranks: int) -> NodeCache | None:
-    """A cache on a node where each of several ranks has workers. None where there is no memory for one.
+    """Makes a cache on a node where each of several ranks has workers. None if there is no memory for one.
 
     Args:
-        samples: of the dataset; 0: no cache is wanted.
-        sites: calls of the code that are kept; None: samples are.
-        asked: bytes that the user grants on each machine; 0: half of what is free there.
-        ranks: how many.
+        samples: number of samples in the dataset; 0 for no cache.
+        sites: number of call sites whose results are kept; None to keep samples.
+        asked: bytes that the user grants on each machine; 0 for half of the free memory.
+        ranks: number of ranks.
     """
     budget = max(1, ram_budget() // ranks)
     with contextlib.suppress(OSError):
@@ -69,10 +69,10 @@ def new_cache(samples: int, sites: int | None, asked: int, ranks: int) -> NodeCa
 
 
 class Answer(NamedTuple):
-    """Samples as they lie in a store.
+    """Samples in the form in which a store keeps them.
 
     Attributes:
-        head: of each its index, its type, and the sizes of its leaves.
+        head: for each sample its index, its type, and the sizes of its leaves in bytes.
         data: all leaves, one after the other.
     """
 
@@ -80,20 +80,20 @@ class Answer(NamedTuple):
     data: list[memoryview]
 
     def send(self, link: Link) -> None:
-        """Sends it: the length of the head, the head as JSON, the leaves."""
+        """Sends the length of the head, the head as JSON, and the leaves."""
         head = json.dumps(self.head).encode()
         link.send(LENGTH.pack(len(head)), head, *self.data)
 
     @classmethod
     def receive(cls, link: Link) -> Answer:
-        """Receives one."""
+        """Receives an answer."""
         message = link.receive()
         (length,) = LENGTH.unpack(message[: LENGTH.size])
         end = LENGTH.size + length
         return cls(json.loads(bytes(message[LENGTH.size : end])), [message[end:]])
 
     def samples(self) -> Samples:
-        """By index: what a store takes."""
+        """Returns the samples by index, in the form that a store takes."""
         out: Samples = {}
         at, data = 0, np.frombuffer(self.data[0], np.uint8)
         for i, type_spec, sizes in self.head:
@@ -104,31 +104,31 @@ class Answer(NamedTuple):
 
 
 class NodeCache:
-    """The cache, in the actor. Pickled for its workers, it is the memory and how they ask.
+    """The cache, in the actor. Pickling it for a worker sends the memory and the means to ask other nodes.
 
     Args:
-        memories: of the store and of the table of calls, if calls are kept: these have other numbers on each node, and
-            are not asked for.
-        samples: of the dataset.
+        memories: of the store, and of the table of calls if calls are kept. Calls have different numbers on each node,
+            so other nodes are not asked for them.
+        samples: number of samples in the dataset.
     """
 
     def __init__(self, memories: tuple[MemoryTables, ...], samples: int) -> None:
         self._memories = memories
         self._store = Store(memories[0], samples, 0) if len(memories) == 1 else None
-        # Workers inherit the second one, and send their ends of connections to the first.
+        # Workers inherit the second socket, and send the actor's ends of new connections through it to the first.
         self._door, self._workers_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets = weakref.WeakSet([self._door, self._workers_door])
         self._strangers: deque[socket.socket] = deque()
         self._strangers_change = threading.Condition()
         self._peers: list[_Peer] = []
-        self._first = itertools.count()  # who is asked first, so that all are asked as often
+        self._first = itertools.count()  # which peer is asked first; rotates, so that all are asked equally often
         self._secret = b""
 
     def __reduce__(self) -> tuple[type[CacheOfWorker], tuple[tuple[MemoryTables, ...], Fd | None]]:
         return CacheOfWorker, (self._memories, None if self._store is None else Fd(self._workers_door.fileno()))
 
     def serve(self, host: str, secret: bytes) -> int:
-        """Answers other nodes, and workers of this one. Returns the port; 0: there is nothing to ask for."""
+        """Answers other nodes and this node's workers. Returns the port; 0 if other nodes cannot ask."""
         if self._store is None:
             return 0
         self._secret = secret
@@ -136,14 +136,14 @@ class NodeCache:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             nodes = socket.create_server((host, 0), family=family, backlog=BACKLOG)
-        except OSError:  # an address that others know this machine by, and it does not
+        except OSError:  # others know this machine by an address that is not local to it
             return 0
         self._sockets.add(nodes)
         threading.Thread(target=self._accept_nodes, args=(nodes,), name="stoker_cache", daemon=True).start()
         return int(nodes.getsockname()[1])
 
     def set_peers(self, addresses: Sequence[Address]) -> None:
-        """The other nodes that may be asked."""
+        """Sets the other nodes that may be asked."""
         known = {peer.address: peer for peer in self._peers}
         new = [address for address in addresses if address not in known]
         self._peers = [known.pop(a) for a in addresses if a in known] + [_Peer(a, self._secret) for a in new]
@@ -151,7 +151,7 @@ class NodeCache:
             peer.close()
 
     def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering."""
         for each in list(self._sockets):
             _end(each)
             each.close()
@@ -163,7 +163,7 @@ class NodeCache:
                 knock, fds, _, _ = socket.recv_fds(self._door, 1, 1, socket.MSG_CMSG_CLOEXEC)
                 if not knock:
                     return
-                for fd in fds:  # none in a shortage of descriptors
+                for fd in fds:  # empty if this process is out of descriptors
                     self._answer(socket.socket(fileno=fd), self._answer_worker)
 
     def _accept_nodes(self, server: socket.socket) -> None:
@@ -189,7 +189,7 @@ class NodeCache:
             self._is_known(connection)
 
     def _is_known(self, connection: socket.socket) -> None:
-        """It is no stranger's any more."""
+        """Removes a connection from those that are not authenticated yet."""
         with self._strangers_change, contextlib.suppress(ValueError):
             self._strangers.remove(connection)
             self._strangers_change.notify()
@@ -202,7 +202,7 @@ class NodeCache:
             self._found(self._indices(link)).send(link)
 
     def _indices(self, link: Link) -> NDArray[np.int64]:
-        """A request. Raises ValueError: it is none."""
+        """Receives a request for samples. Raises ValueError if it is invalid."""
         assert self._store is not None
         indices = np.frombuffer(link.receive(8 * self._store.samples), np.int64)
         if indices.min() < 0 or indices.max() >= self._store.samples:
@@ -210,7 +210,7 @@ class NodeCache:
         return indices
 
     def _found(self, indices: NDArray[np.int64]) -> Answer:
-        """Those samples that are in the store."""
+        """Returns those of the samples that are in the store, up to ``MOST_BYTES``."""
         out = Answer([], [])
         store, nbytes = self._store, 0
         assert store is not None
@@ -231,7 +231,7 @@ class NodeCache:
             self._ask_nodes(self._indices(link)).send(link)
 
     def _ask_nodes(self, indices: NDArray[np.int64]) -> Answer:
-        """What other nodes have of these samples."""
+        """Returns those of these samples that other nodes have."""
         out = Answer([], [])
         peers = [peer for peer in self._peers if not peer.failed]
         first = next(self._first)
@@ -254,10 +254,10 @@ class _Peer:
         self._secret = secret
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
-        self._link: Link | None = None  # over it
+        self._link: Link | None = None  # over the connection
 
     def ask(self, indices: NDArray[np.int64]) -> Answer:
-        """What it has of these samples."""
+        """Returns those of these samples that the node has."""
         with self._lock:
             try:
                 if self._link is None:
@@ -267,7 +267,7 @@ class _Peer:
                     self._connection.settimeout(ANSWER_S)
                 self._link.send(indices.data)
                 return Answer.receive(self._link)
-            except (OSError, ValueError):  # it has gone, or works for another dataset
+            except (OSError, ValueError):  # the node has gone, or works for a different dataset
                 self.failed = True
                 self._close()
                 return Answer([], [])
@@ -278,14 +278,14 @@ class _Peer:
             self._connection = self._link = None
 
     def close(self) -> None:
-        """Ends the connection, also under a thread that waits for an answer."""
+        """Ends the connection, even while a thread waits for an answer."""
         self.failed, connection = True, self._connection
         if connection is not None:
             _end(connection)
 
 
 def _end(connection: socket.socket) -> None:
-    """Ends a connection, also under a thread that waits for it."""
+    """Ends a connection, even while a thread waits for it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -295,7 +295,7 @@ class CacheOfWorker:
 
     Args:
         memories: of the store, and of the table of calls.
-        door: where the actor receives connections; None: other nodes are not asked.
+        door: socket through which the actor receives connections; None to not ask other nodes.
     """
 
     def __init__(self, memories: tuple[MemoryTables, ...], door: Fd | None) -> None:
@@ -305,15 +305,15 @@ class CacheOfWorker:
         self._pause = self._left = 0  # batches
 
     def look_again(self) -> None:
-        """An epoch begins: other nodes may have what they did not have before."""
+        """Ends the pause when an epoch begins: other nodes may have new samples."""
         self._pause = self._left = 0
 
     def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
-        """What other nodes have of these samples. They are not asked while that takes longer than to make them.
+        """Returns those of these samples that other nodes have. Pauses asking if it does not pay (``PAYS``).
 
         Args:
             missing: indices.
-            part_s: what it takes to make one; 0.0: not known.
+            part_s: seconds to make one sample; 0.0 if unknown.
         """
         if self._door is None or not missing:
             return {}
@@ -326,7 +326,7 @@ class CacheOfWorker:
                 self._link = Link(_through(self._door))
             self._link.send(np.array(missing, np.int64).data)
             found = Answer.receive(self._link).samples()
-        except (OSError, ValueError):  # the actor is about to end, or cannot read what is stored
+        except (OSError, ValueError):  # the actor is about to end, or cannot read its store
             self._door = self._link = None
             return {}
         samples = {i: found[i] for i in missing if i in found}
@@ -339,7 +339,7 @@ class CacheOfWorker:
 
 
 def _through(door: Fd) -> socket.socket:
-    """A connection to the actor, to which its other end is sent."""
+    """Makes a connection to the actor, by sending it the other end."""
     own, theirs = socket.socketpair()
     own.settimeout(MOST_ASKED * (CONNECT_S + ANSWER_S))
     with theirs, socket.socket(fileno=os.dup(door.fd)) as through:

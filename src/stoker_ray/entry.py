@@ -1,4 +1,4 @@
-"""What ``worker_method="ray"`` names: the entry point ``ray`` of the group ``stoker.workers``."""
+"""The class behind ``worker_method="ray"``: the entry point ``ray`` of the group ``stoker.workers``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What runs on a node: an actor with a pool of worker processes of its own.
+"""The actor on a node, with its own pool of worker processes.
 
-The actor unpickles nothing of the user's: its workers do, which are forked from a clean interpreter (``fork_server``).
-They share the memory of a dataset's cache, which lasts as long as they are this dataset's.
-Each call waits in a thread of its own; one more thread reads the pool's results. When a worker dies, the calls whose
-tasks it had answer with ``Died``, and the trainer runs these tasks itself: what is to blame is decided in one place.
+The actor unpickles no user objects. Its workers do; they are forked from a clean interpreter (``fork_server``) and
+share the memory of a dataset's cache, which lasts as long as they work for this dataset. Each call waits in its own
+thread; one more thread reads the pool's results. When a worker dies, the call with its task answers ``Died``, and the
+trainer runs the task itself: so the cause is determined in one place.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from stoker.workers.protocol import SeededTask
 
 from .shipment import NodeStore, Shipment, ShippedSpec
 
-POLL_S = 0.5  # how late the thread that reads results may notice that it is to end
+POLL_S = 0.5  # how late the thread that reads results may notice that it must end
 CONNECT_S = 10.0
-WARM_S = 60.0  # that the first worker may take to be ready, before it gets a task all the same
-LOOK_S = 0.02  # between two looks whether it is
-MAX_DEATHS = 8  # of workers, with no batch in between: then the node is of no use
+WARM_S = 60.0  # how long to wait for the first worker to be ready before giving out tasks anyway
+LOOK_S = 0.02  # between two checks whether it is ready
+MAX_DEATHS = 8  # of workers without a batch in between; after more, the node is unusable
 
 
 class Packed(NamedTuple):
@@ -51,7 +51,7 @@ class Packed(NamedTuple):
     Attributes:
         number: of its task.
         meta, leaves: see ``transport.codec.decode``; ``leaves`` is an array of uint8, or bytes.
-        times: what the task cost on the node.
+        times: spent on the task on the node.
     """
 
     number: int
@@ -73,12 +73,12 @@ class Died(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What has to be the same on both sides for the same bits, and who says so.
+    """What must be the same on both sides to get the same bits, and the node that reports it.
 
     Attributes:
         host: the node's name.
         pid: of the actor.
-        cores: that its processes may use.
+        cores: number of cores that its processes may use.
         versions: by name, of Python and of the packages that make batches.
     """
 
@@ -89,14 +89,14 @@ class Facts(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Versions of what makes batches, in this process."""
+    """Returns the versions of Python and the packages that make batches, in this process."""
     out = {"python": platform.python_version().rpartition(".")[0], "stoker": __version__}
     out |= {"torch": torch.__version__, "numpy": np.__version__, "byte order": sys.byteorder}
     return out
 
 
 def package_versions(names: list[str]) -> dict[str, str]:
-    """Versions of installed packages; "" for those that are not there."""
+    """Returns versions of installed packages; "" for those that are not installed."""
     from importlib import metadata
 
     out = {}
@@ -112,18 +112,18 @@ def _end_with(trainer: tuple[str, int]) -> None:
     try:
         connection = socket.create_connection(trainer, timeout=CONNECT_S)
     except OSError:
-        return  # a firewall: Ray sees that the trainer has gone, a while later
+        return  # a firewall, for instance: Ray notices later that the trainer has gone
     connection.settimeout(None)
     with contextlib.suppress(OSError):
         connection.recv(1)
-    os._exit(0)  # the workers end when their pipes do
+    os._exit(0)  # the workers end when their pipes are closed
 
 
 class NodeWorkers:
-    """The actor. Its methods are called by ``pool.RemotePool`` alone.
+    """The actor of a node, called by ``nodes`` and ``pool``.
 
     Args:
-        own_process: this process does nothing else.
+        own_process: whether this process does nothing else.
     """
 
     def __init__(self, own_process: bool = True) -> None:
@@ -141,26 +141,26 @@ class NodeWorkers:
         self._ports: list[int] = []
 
     def facts(self, packages: list[str], trainer: tuple[str, int] | None) -> Facts:
-        """Versions, and how many cores there are. This process ends when the connection to ``trainer`` does."""
+        """Returns versions and the number of cores. This process ends when its connection to ``trainer`` ends."""
         if trainer is not None:
             threading.Thread(target=_end_with, args=(trainer,), name="stoker_trainer", daemon=True).start()
         known = {**versions(), **package_versions(packages)}
         return Facts(socket.gethostname(), os.getpid(), resources.read().cores, known)
 
     def start(self, key: str, shipment: Shipment, light: bytes, workers: int, host: str) -> list[int]:
-        """Starts workers for a dataset, in the place of those that there are, and waits for the first of them.
+        """Replaces the workers by new ones for a dataset, and waits for the first of them.
 
-        What it imports is then no part of what a batch takes.
+        So the time for its imports does not count for the first batch.
 
         Args:
-            key: names the dataset as it was pickled; the same key again changes nothing.
+            key: identifies the pickled dataset; calling again with the same key changes nothing.
             shipment: what workers need.
             light: the pickled specification without the user's objects.
-            workers: how many.
+            workers: number of workers.
             host: this node's address.
 
         Returns:
-            By cache of the dataset, the port at which other nodes may ask for what is in it; 0: they may not.
+            For each cache of the dataset, the port at which other nodes may ask for samples; 0 if they may not.
         """
         if key == self._key and not self._broken:
             return self._ports
@@ -185,7 +185,7 @@ class NodeWorkers:
         return self._ports
 
     def set_peers(self, key: str, peers: list[tuple[str, list[int]]]) -> None:
-        """Tells which nodes may be asked for what their workers have prepared: addresses, and what ``start`` gave."""
+        """Sets the nodes that may be asked for samples: addresses, and the ports that ``start`` returned there."""
         with self._lock:
             if key == self._key:
                 for k, cache in enumerate(self._caches):
@@ -197,13 +197,13 @@ class NodeWorkers:
         """Runs tasks and waits for them.
 
         Args:
-            key: of the workers that are meant.
-            round_: counts the epochs of this cluster; tasks of an earlier one are dropped.
-            seeds: the iterator's base seed, and the epoch that is being run.
+            key: the dataset that the workers must have been started for.
+            round_: number of the loader's epoch over all its iterators; tasks of earlier rounds are dropped.
+            seeds: the iterator's base seed, and the present epoch.
             tasks: numbers and indices.
 
         Raises:
-            RuntimeError: these workers are there no more, or cannot work.
+            RuntimeError: if these workers have been replaced, or cannot work.
         """
         base_seed, epoch = seeds
         futures: list[Future[Packed | Died]] = []
@@ -216,7 +216,7 @@ class NodeWorkers:
                 self._drop_all("an epoch was left early")
             for number, indices in tasks:
                 known = self._waiting.get(TaskId(round_, number))
-                if known is not None:  # an earlier call, which was late, waits for the same task
+                if known is not None:  # an earlier, late call waits for the same task
                     futures.append(known[0])
                     continue
                 future: Future[Packed | Died] = Future()
@@ -234,7 +234,7 @@ class NodeWorkers:
             self._drop_all("the workers were ended")
             reader, self._reader = self._reader, None
         if reader is not None:
-            reader.join()  # it reads what ``close`` closes
+            reader.join()  # it reads descriptors that ``close`` closes
         if pool is not None:
             pool.close()
         while self._caches:
@@ -246,7 +246,7 @@ class NodeWorkers:
         self._waiting.clear()
 
     def _read(self, pool: ProcessPool) -> None:
-        """Hands results to the calls that wait for them, until the pool is replaced, or is of no use any more."""
+        """Hands results to the calls that wait for them, until the pool is replaced or becomes unusable."""
         try:
             while self._pool is pool:
                 self._read_one(pool)
@@ -280,7 +280,7 @@ class NodeWorkers:
             raise
 
     def _after_death(self, pool: ProcessPool, e: WorkerDiedError) -> None:
-        """Starts another worker for each that died, and answers for their tasks."""
+        """Replaces each dead worker, and answers the call with its task."""
         for place in e.places:
             dead = pool.status(place)
             self._deaths += 1
@@ -289,7 +289,7 @@ class NodeWorkers:
                 self._give_up(f"its workers die, the last one {reason}")
                 return
             pool.replace(place, [])
-            if dead.current_task is None:  # it may have taken any of them off the queue
+            if dead.current_task is None:  # it may have taken any waiting task off the queue
                 for (round_, number), (_, indices) in self._waiting.items():
                     pool.submit(None, Task(round_, number, indices))
             elif (waiting := self._waiting.pop(dead.current_task, None)) is not None:

@@ -1,7 +1,7 @@
-"""The nodes that one loader uses: found, started, compared with this machine, and left.
+"""The nodes that one loader uses: finds them, starts them, compares them with this machine, and gives them up.
 
-A thread does all that waits for Ray: joining the cluster takes seconds, starting workers on a node as long. Meanwhile
-batches are made here. The life of a node::
+A thread does everything that waits for Ray: joining the cluster takes seconds, and so does starting workers on a node.
+Meanwhile, batches are made here. The life of a node::
 
     STARTING --workers started, same versions--> PROBING --one batch has the same bits--> READY <--answers-- DOUBTED
         \\______________________________\\___________________ \\_____________________________/  \\--too late--^
@@ -36,74 +36,74 @@ from .node import package_versions, versions
 from .shipment import Shipment, pickled_spec, without_objects
 
 logger = logging.getLogger("stoker.ray")
-LOOK_S = 2.0  # between two looks at which nodes there are
-START_S = 120.0  # that a node may take to start its workers
-SLICE_S = 0.2  # of waiting for it
-RECENT = 7  # calls
-MAX_DEATHS = 5  # of actors of one node
-AHEAD = 2  # tasks of a node in flight, for each of its cores
+LOOK_S = 2.0  # between two listings of the nodes
+START_S = 120.0  # limit for a node to start its workers
+SLICE_S = 0.2  # between two checks of the session while waiting for a node
+RECENT = 7  # calls whose durations are kept
+MAX_DEATHS = 5  # actors of one node that may die
+AHEAD = 2  # tasks in flight for each core of a node
 
 
 class NodeState(enum.Enum):
-    """The life of a node, see above."""
+    """The life of a node; see the module's docstring."""
 
     STARTING = enum.auto()
     PROBING = enum.auto()
     READY = enum.auto()
-    DOUBTED = enum.auto()  # a call takes too long: no new ones
+    DOUBTED = enum.auto()  # a call takes too long, so no new calls are made
     UNUSABLE = enum.auto()
 
 
 @dataclass(eq=False)
 class NodeRequest:
-    """Tasks that a node was asked for."""
+    """A call that asks a node for tasks."""
 
     node: RayNode
-    actor: cluster.Actor  # of the node, at that time
+    actor: cluster.Actor  # the node's actor at that time
     round: int  # see ``Nodes.round``
     tasks: list[Task]
-    sent: float  # when, by the monotonic clock
-    probe: bool = False  # its answer is compared and not delivered
-    repeated: bool = False  # its tasks were given to others, too
+    sent: float  # time of the call, on the monotonic clock
+    probe: bool = False  # its answer is compared instead of delivered
+    repeated: bool = False  # its tasks were also given to others
 
 
 @dataclass(eq=False)
 class RayNode:
     """A node as the trainer sees it."""
 
-    info: cluster.NodeInfo  # what Ray says of it
+    info: cluster.NodeInfo  # Ray's information about it
     actor: cluster.Actor = None
-    state: NodeState = NodeState.STARTING  # see above
-    calls: list[NodeRequest] = field(default_factory=list)  # that it has not answered
-    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # what its last calls took
-    asked: float = 0.0  # when it got its last call
-    batches: int = 0  # that it has made
-    make_s: float = 0.0  # seconds of a core for a batch, a moving average; 0.0: not known
-    starting: bool = False  # a thread starts its workers
+    state: NodeState = NodeState.STARTING
+    calls: list[NodeRequest] = field(default_factory=list)  # not answered yet
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # durations of its last calls
+    asked: float = 0.0  # time of its last call
+    batches: int = 0  # number of batches that it has made
+    make_s: float = 0.0  # core seconds per batch, a moving average; 0.0 if unknown
+    starting: bool = False  # a thread is starting its workers
     deaths: int = 0  # of its actors
-    probed: bool = False  # it was compared once, which holds for all datasets
+    probed: bool = False  # it passed the comparison once, which holds for all datasets
     ports: list[int] = field(default_factory=list)  # see ``NodeWorkers.start``
-    peers: list[tuple[str, list[int]]] = field(default_factory=list)  # the nodes that it may ask, as it was told last
+    peers: list[tuple[str, list[int]]] = field(default_factory=list)  # the nodes that it was last told it may ask
 
     @property
     def took_s(self) -> float:
-        """What a call takes, the median of the last ones, for any may be late by chance; 0.0: not known."""
+        """Seconds for a call: the median of recent ones, because any may be late by chance; 0.0 if unknown."""
         return statistics.median(self.recent_s) if self.recent_s else 0.0
 
     @property
     def open(self) -> int:
-        """Tasks that it has."""
+        """Number of tasks that it has."""
         return sum(len(call.tasks) for call in self.calls)
 
     def made(self, times: Times) -> None:
-        """It has made a batch, which took so long there."""
+        """Records that the node has made a batch, and the times spent there."""
         took_s = sum(times[:2]) / 1e9
         self.make_s += (took_s - self.make_s) * (0.1 if self.batches else 1.0)
         self.batches += 1
 
 
 class Wake:
-    """Wakes whoever polls ``fd``; from any thread, also after ``close``."""
+    """Wakes a thread that polls ``fd``. ``set`` may be called from any thread, even after ``close``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,19 +125,19 @@ class Nodes:
 
     Args:
         address: of the cluster, see ``cluster.checked_address``.
-        slot_bytes: memory that batches of nodes may take here.
+        slot_bytes: memory that batches from nodes may take here.
 
     Attributes:
         nodes: by Ray's id.
-        lock: held by who reads or changes them.
-        key: names the dataset that they are to work with.
-        round: counts the epochs of all iterators of the loader; nodes work for the one that was begun last.
-        store_bytes: of this machine's object store.
-        messages: for the user, not told yet.
-        answers: calls with their futures, done; also those of earlier iterators. Ray's threads append to it.
-        lost: calls of nodes that are not used any more.
-        wake: a node has started, or has answered.
-        slots: memory for batches that came from nodes.
+        lock: must be held to read or change them.
+        key: identifies the dataset that they work on.
+        round: counts the epochs of all the loader's iterators; nodes work for the latest.
+        store_bytes: size of this machine's object store.
+        messages: for the user, not shown yet.
+        answers: answered calls with their futures, including those of earlier iterators. Ray's threads append to it.
+        lost: calls of nodes that are no longer used.
+        wake: set when a node has started or answered.
+        slots: memory for batches from nodes.
     """
 
     def __init__(self, address: str, slot_bytes: int) -> None:
@@ -151,23 +151,23 @@ class Nodes:
         self.wake = Wake()
         self.slots = HeapWriter(slot_bytes)
         self.store_bytes = 0
-        self._beacon: socket.socket | None = None  # nodes see by it that this process has ended
+        self._beacon: socket.socket | None = None  # shows nodes when this process has ended
         self._address = cluster.checked_address(address)
-        self._ray: ModuleType  # from the thread, which makes all nodes
+        self._ray: ModuleType  # set by the thread, which makes all nodes
         self._shipment: Shipment | None = None
         self._shipped: Any = None  # its reference in the object store
         self._light = b""
         self._owner = os.getpid()
         self._closed = False
-        self._session = 0  # counts those of Ray that have ended
+        self._session = 0  # number of Ray sessions that have ended
         self._look_now = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, spec: WorkerSpec) -> None:
-        """An iterator begins. What it needs is packed here; nodes that have it go on, the others start anew.
+        """Prepares for a new iterator: packs what it needs. Nodes restart their workers if that has changed.
 
         Raises:
-            UsageError: there is no Ray, or the dataset cannot be pickled.
+            UsageError: if Ray is not installed, or the dataset cannot be pickled.
         """
         if self._thread is None:
             cluster.check_installed()
@@ -187,17 +187,17 @@ class Nodes:
         self._look_now.set()
 
     def next_round(self) -> int:
-        """Begins another round, and so ends the one before."""
+        """Begins a new round, which ends the previous one."""
         with self.lock:
             self.round += 1
             return self.round
 
     def with_state(self, *states: NodeState) -> list[RayNode]:
-        """The nodes in one of these states."""
+        """Returns the nodes in any of these states."""
         return [node for node in list(self.nodes.values()) if node.state in states]
 
     def give_up(self, node: RayNode, reason: str) -> None:
-        """A node is not used any more."""
+        """Stops using a node."""
         with self.lock:
             if node.state is NodeState.UNUSABLE:
                 return
@@ -208,7 +208,7 @@ class Nodes:
         cluster.kill_actor(self._ray, node.actor)
 
     def restart(self, node: RayNode, reason: str) -> None:
-        """A node's actor has died, and the node may be there still: another one is started, some times."""
+        """Starts a new actor on a node whose actor died, up to ``MAX_DEATHS`` times: the node may still be there."""
         node.deaths += 1
         if node.deaths > MAX_DEATHS:
             self.give_up(node, f"{reason}, for the {node.deaths}th time")
@@ -225,7 +225,7 @@ class Nodes:
         self._look_now.set()
 
     def leave_session(self) -> None:
-        """The Ray session ends, and with it all actors. If there is another one, nodes are looked for in that."""
+        """Drops all nodes when the Ray session ends. If there is another session, nodes are looked up in that."""
         with self.lock:
             self._session += 1
             self._shipped = None
@@ -240,7 +240,7 @@ class Nodes:
         return f"{others} other nodes and this machine go on" if others else "This machine goes on alone"
 
     def close(self) -> None:
-        """Ends the workers on all nodes; the connection stays, it may be the script's."""
+        """Ends the workers on all nodes. Leaves the connection open, because it may be the script's."""
         with self.lock:
             if self._closed or os.getpid() != self._owner:
                 return
@@ -271,7 +271,7 @@ class Nodes:
             self._look_now.clear()
             if self._closed:
                 return
-            if not self._ray.is_initialized():  # asked for anything, Ray would connect again
+            if not self._ray.is_initialized():  # any call would make Ray connect again
                 if self.nodes:
                     self.messages.append("The script has shut Ray down. This machine goes on alone")
                     self.leave_session()
@@ -295,7 +295,7 @@ class Nodes:
             self._introduce()
 
     def _compare(self, found: dict[str, cluster.NodeInfo]) -> None:
-        """Starts nodes that came, and leaves those that went."""
+        """Starts new nodes, and gives up those that have left the cluster."""
         with self.lock:
             gone = [node for id_, node in self.nodes.items() if id_ not in found]
             for info in found.values():
@@ -312,14 +312,14 @@ class Nodes:
             threading.Thread(target=self._start, args=(node,), name="stoker_start", daemon=True).start()
 
     def _introduce(self) -> None:
-        """Tells nodes whom they may ask for what is prepared: those that make the same bits as this machine."""
+        """Tells nodes which others they may ask for samples: those that make the same bits as this machine."""
         with self.lock:
             ready = self.with_state(NodeState.READY)
             for node in ready:
                 peers = [(other.info.host, other.ports) for other in ready if other is not node and any(other.ports)]
                 if any(node.ports) and peers != node.peers:
                     node.peers = peers
-                    with contextlib.suppress(Exception):  # it has just ended
+                    with contextlib.suppress(Exception):  # the actor may just have ended
                         node.actor.set_peers.remote(self.key, peers)
 
     def _start(self, node: RayNode) -> None:
@@ -329,7 +329,7 @@ class Nodes:
             node.starting = False
 
     def _start_workers(self, node: RayNode) -> None:
-        """Starts the workers of a node, and compares versions."""
+        """Compares versions with a node, and starts its workers."""
         ray, session = self._ray, self._session
         try:
             if node.actor is None:
@@ -347,7 +347,7 @@ class Nodes:
                     return
             with self.lock:
                 if session != self._session:
-                    return  # an actor of another session must not be called
+                    return  # an actor of a previous session must not be called
                 key, shipment, light = self.key, self._shipment, self._light
                 with cluster.using_ray():
                     if self._shipped is None:
@@ -366,7 +366,7 @@ class Nodes:
         self.wake.set()
 
     def _wait_for(self, ref: object, session: int) -> Any:
-        """The answer of an actor's. Looks at times whether the session still is there."""
+        """Waits for an actor's answer, and checks now and then that the session still exists."""
         deadline = time.monotonic() + START_S
         while True:
             with cluster.using_ray():
@@ -379,10 +379,10 @@ class Nodes:
 
 
 def check_dataset(spec: WorkerSpec) -> None:
-    """Whether other nodes can help at all.
+    """Checks that other nodes can help with this dataset.
 
     Raises:
-        UsageError: no, and why.
+        UsageError: if they cannot; says why.
     """
     if not spec.shared:
         raise UsageError("the parts of an iterable dataset belong to workers, and workers on other nodes share tasks")

@@ -1,4 +1,4 @@
-"""Messages between the caches of two nodes, and the proof that both know the secret of the run.
+"""Authenticated messages between the caches of two nodes: both prove that they know the secret of the run.
 
 ::
 
@@ -9,8 +9,8 @@
     messages, each with a tag                 <->
 
 A proof is HMAC-SHA256 with the secret, which is never sent. A tag is BLAKE2b of the message and its number, with a key
-that both numbers and the secret give, another one for each direction: what somebody in between changes, drops, repeats
-or adds ends the connection. Nothing is encrypted.
+derived from both random numbers and the secret, a different one for each direction. So if an intermediary changes,
+drops, repeats or adds a message, the connection ends. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TypeAlias
 Buffer: TypeAlias = bytes | memoryview
 
 LENGTH = struct.Struct("<q")
-MOST_BYTES = 1 << 30  # of a message
+MOST_BYTES = 1 << 30  # limit for a message
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 TAG_BYTES = 16
@@ -34,8 +34,8 @@ SERVER, CLIENT, ASKS, ANSWERS = b"server", b"client", b"asks", b"answers"  # wha
 
 
 class Link:
-    """One end of a connection. Without keys, its messages have no tags: between processes of one machine that have
-    inherited the connection."""
+    """One end of a connection. Without keys, messages have no tags: for processes on one machine, which share the
+    connection privately."""
 
     def __init__(self, connection: socket.socket, sends: bytes = b"", hears: bytes = b"") -> None:
         self._connection = connection
@@ -52,7 +52,7 @@ class Link:
         self._connection.sendall(b"".join(message))
 
     def receive(self, most: int = MOST_BYTES) -> memoryview:
-        """The next message. Raises ValueError: it is longer than ``most`` bytes, or its tag is wrong."""
+        """Receives the next message. Raises ValueError if it is longer than ``most`` bytes, or its tag is wrong."""
         (length,) = LENGTH.unpack(_receive(self._connection, LENGTH.size))
         if not 0 <= length <= most:
             raise ValueError
@@ -66,8 +66,8 @@ class Link:
 
 
 def accept(connection: socket.socket, secret: bytes, seconds: float) -> Link:
-    """The server's end, once the client has proved that it knows the secret. Raises ValueError: it does not; OSError:
-    not in this time."""
+    """Returns the server's end, once the client has proved that it knows the secret. Raises ValueError if the proof is
+    wrong, and OSError if it does not arrive within ``seconds``."""
     until = time.monotonic() + seconds
     client = bytes(_receive(connection, NONCE_BYTES, until))
     server = secrets.token_bytes(NONCE_BYTES)
@@ -78,8 +78,8 @@ def accept(connection: socket.socket, secret: bytes, seconds: float) -> Link:
 
 
 def connect(connection: socket.socket, secret: bytes, seconds: float) -> Link:
-    """The client's end, once the server has proved that it knows the secret. Raises ValueError: it does not; OSError:
-    not in this time."""
+    """Returns the client's end, once the server has proved that it knows the secret. Raises ValueError if the proof is
+    wrong, and OSError if it does not arrive within ``seconds``."""
     until = time.monotonic() + seconds
     client = secrets.token_bytes(NONCE_BYTES)
     connection.sendall(client)
@@ -106,7 +106,7 @@ def _tag(key: bytes, number: int, parts: tuple[Buffer, ...]) -> bytes:
 
 
 def _receive(connection: socket.socket, n: int, until: float | None = None) -> memoryview:
-    """So many bytes. ``until``: when all must have come, on the monotonic clock. Raises OSError: they have not."""
+    """Receives ``n`` bytes. Raises OSError if they do not all arrive by ``until``, on the monotonic clock."""
     data = memoryview(bytearray(n))
     at = 0
     while at < n:

@@ -1,16 +1,16 @@
-"""A pool of local worker processes and of nodes of a Ray cluster. See ``workers.protocol.Pool``.
+"""A pool of local worker processes and nodes of a Ray cluster. See ``workers.protocol.Pool``.
 
-1. training thread, ``submit``: the task waits in a queue of this pool.
-2. ``_dispatch``: it goes to a local worker that is idle, else to the node that answers soonest, else it waits. Nodes
-   that are all busy get a second task for each core, so that none is idle while an answer travels. Small batches that
-   are made quickly travel several a call.
-3. node: its workers make the batch; the answer is a Ray object. A thread of Ray's says that it is there (``_arrived``).
-4. training thread, ``receive``: takes what has arrived, here or from nodes, and gives out what waits.
-5. training thread, ``RemoteResult.take``: the one copy, from the object store into a slot of this process.
+1. training thread, ``submit``: puts the task into this pool's queue.
+2. ``_dispatch``: sends it to an idle local worker, else to the node that answers soonest; else it waits. If all are
+   busy, each gets a second task per core, so that no node idles while an answer is in transit. Small batches that are
+   made quickly share a call.
+3. node: its workers make the batch; the answer is a Ray object. One of Ray's threads announces it (``_arrived``).
+4. training thread, ``receive``: takes results that have arrived, here or from nodes, and dispatches waiting tasks.
+5. training thread, ``RemoteResult.take``: makes the only copy, from the object store into a slot of this process.
 
-What is late is made twice: a call that takes much longer than usual is repeated by local workers that are idle, and the
-first answer counts. A node that answers with an error, or whose worker died, has its task made here: the error that the
-training loop sees is a local one.
+Late batches are made twice: idle local workers repeat a call that takes much longer than usual, and the first answer
+counts. If a node answers with an error, or its worker died, the task is run here: so the error that the training loop
+sees is a local one.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from .node import Packed
 from .nodes import AHEAD, NodeRequest, Nodes, NodeState, RayNode
 from .results import RemoteResult, is_error, unpack
 
-TICK_S = 0.05  # between two looks at what is late
-LATE = 3.0  # times as long as usual: a call that is repeated by whoever is idle
-SLOW = 3.0  # times as long as the node that answers soonest: a node that gets no tasks,
-ASK_AGAIN_S = 5.0  # but for one so often
-HANGS_S = 5.0  # and then, or after ten times as long as usual, a node gets no new tasks until it answers
-PACK_BYTES = 8 << 20  # small batches travel several a call, up to this many bytes
-MOST_PACKED = 8  # of them
-PACK_S = 0.05  # seconds of a core's work that a call may carry, if that is more than one batch for each idle core
-STORE_SHARE = 3  # part of the object store that batches in flight may fill
-SMALL = 64 << 10  # bytes: an answer that may be an error is looked into
+TICK_S = 0.05  # between two checks for late calls
+LATE = 3.0  # a call that takes this many times the usual duration is repeated by idle local workers
+SLOW = 3.0  # a node that takes this many times as long as the fastest gets no tasks,
+ASK_AGAIN_S = 5.0  # except for one call at this interval
+HANGS_S = 5.0  # after this, or ten times its usual duration if longer, a node gets no new tasks until it answers
+PACK_BYTES = 8 << 20  # small batches share a call, up to this many bytes
+MOST_PACKED = 8  # and this many batches
+PACK_S = 0.05  # seconds of one core's work that a call may carry, if that is more than one batch
+STORE_SHARE = 3  # batches in flight may fill one part in this many of the object store
+SMALL = 64 << 10  # bytes; smaller answers are decoded at once, because they may be errors
 
 
 class RemotePool:
     """Worker processes here and on the nodes of a cluster.
 
     Args:
-        local: those here.
-        nodes: the others; they come and go.
-        spec: what all do.
+        local: the workers on this machine.
+        nodes: the other nodes, which come and go.
+        spec: the specification of all workers.
 
     Attributes:
-        processes: of this machine.
+        processes: the local worker processes.
     """
 
     def __init__(self, local: ProcessPool, nodes: Nodes, spec: WorkerSpec) -> None:
@@ -67,20 +67,20 @@ class RemotePool:
         self._waiting: deque[Task] = deque()
         self._with_local: dict[int, Task] = {}
         self._ready: deque[Result] = deque()
-        self._probes: dict[int, list[tuple[RayNode, str]]] = {}  # by number of the task: digests of nodes
-        self._probed_here: dict[int, str] = {}  # the digest of the same batch, made here
+        self._probes: dict[int, list[tuple[RayNode, str]]] = {}  # by task number: digests of the nodes' batches
+        self._probed_here: dict[int, str] = {}  # by task number: digest of the same batch made here
         self._batch_bytes = 0
         self._next_tick = 0.0
         self._finishing = False
-        self._calls: list[NodeRequest] = []  # of this round, whose answers have not been taken
+        self._calls: list[NodeRequest] = []  # of this round, with answers not taken yet
         self._round = nodes.next_round()
         local.wake_by(nodes.wake.fd)
 
-    # -- what the scheduler asks for
+    # -- the scheduler's interface
 
     @property
     def ahead(self) -> int:
-        """Tasks that may be in flight beside those of local workers."""
+        """Tasks that may be in flight in addition to those of local workers."""
         return sum(AHEAD * self._room(n) for n in self._nodes.with_state(NodeState.READY))
 
     def submit(self, worker: int | None, task: Task) -> None:
@@ -139,25 +139,25 @@ class RemotePool:
         if os.getpid() == self._owner:
             with self._nodes.lock:
                 if self._has_nodes:
-                    self._nodes.next_round()  # what nodes still make is dropped
+                    self._nodes.next_round()  # drops batches that nodes are still making
                 self._waiting.clear()
         self._local.close()
 
     @property
     def _has_nodes(self) -> bool:
-        """Nodes work for the iterator of the loader that was begun last."""
+        """Whether nodes work for this iterator: they work for the loader's latest one."""
         return self._round == self._nodes.round
 
     def _leave_nodes(self) -> None:
-        """Another iterator has begun: what nodes were to make for this one is made here."""
+        """Once another iterator has begun, repeats here the tasks that nodes had for this one."""
         while self._calls:
             self._repeat(self._calls.pop())
 
-    # -- giving out tasks
+    # -- dispatching tasks
 
     def _dispatch(self, wait_for_more: bool = False) -> None:
-        """Gives out what waits. ``wait_for_more``: a node gets no call that could have taken more small batches: a task
-        comes with each delivery, and calls of one each would cost the training thread a third of a millisecond."""
+        """Dispatches waiting tasks. With ``wait_for_more``, sends a node only full calls. Each delivery brings one new
+        task, and calls with one task each would cost the training thread a third of a millisecond."""
         if self._has_nodes:
             self._send_probes()
         while self._waiting:
@@ -177,20 +177,20 @@ class RemotePool:
                 return
 
     def _pack(self) -> int:
-        """Tasks of one call."""
+        """Returns the maximum number of tasks in one call."""
         return max(1, min(MOST_PACKED, PACK_BYTES // max(1, self._batch_bytes))) if self._batch_bytes else 1
 
     def _core_tasks(self, node: RayNode) -> int:
-        """Tasks that keep a core of a node busy: one, or as many as fit a call and are made in ``PACK_S``."""
+        """Returns the tasks that keep a node's core busy: one, or as many as fit a call and are made in ``PACK_S``."""
         quick = int(PACK_S / node.make_s) if node.make_s else 1
         return max(1, min(self._pack(), quick))
 
     def _room(self, node: RayNode) -> int:
-        """Tasks that keep all cores of a node busy."""
+        """Returns the number of tasks that keep all cores of a node busy."""
         return node.info.cores * self._core_tasks(node)
 
     def _free_node(self, per_core: int) -> RayNode | None:
-        """The node that may have one more task and answers soonest."""
+        """Returns the node that may take another task and answers soonest; None if there is none."""
         if not self._has_nodes:
             return None
         ready = self._nodes.with_state(NodeState.READY)
@@ -202,13 +202,13 @@ class RemotePool:
             node
             for node in ready
             if node.open < per_core * self._room(node)
-            # A slow node would hold up the order; now and then it is asked whether it still is slow.
+            # A slow node would hold up the order; it gets a call now and then to see whether it is still slow.
             and (node.took_s <= slow_s or (not node.calls and now - node.asked > ASK_AGAIN_S))
         ]
         return min(free, key=lambda node: node.took_s * (1 + node.open / self._room(node)), default=None)
 
     def _usual_s(self) -> float:
-        """What a call takes on the node that answers soonest."""
+        """Returns the seconds that a call takes on the fastest node; 0.0 if unknown."""
         return min((n.took_s for n in self._nodes.with_state(NodeState.READY) if n.took_s), default=0.0)
 
     def _to_local(self, task: Task) -> None:
@@ -233,7 +233,7 @@ class RemotePool:
             self._nodes.give_up(node, one_line(e))
 
     def _send_probes(self) -> None:
-        """Nodes that have just started make a batch that is also made here."""
+        """Makes nodes that have just started make a batch that is also made here."""
         for node in self._nodes.with_state(NodeState.PROBING):
             if self._waiting and not node.calls:
                 task = self._waiting.popleft()
@@ -242,18 +242,18 @@ class RemotePool:
                 self._to_node(node, [task], probe=True)
 
     def _finish_local(self) -> None:
-        """No more tasks will come. Local workers leave when nodes have answered, for they may have to help out."""
+        """Once no more tasks will come, lets local workers leave when nodes have answered: they may have to help."""
         if self._finishing and not self._waiting and not self._open_calls():
             self._local.finish()
 
     def _open_calls(self) -> list[NodeRequest]:
-        """Calls whose tasks nobody else has, of nodes that have been given up, too."""
+        """Returns the calls whose tasks nobody else has, including those of nodes that were given up."""
         return [call for call in self._calls if not call.repeated and not call.probe]
 
     # -- answers
 
     def _arrived(self, call: NodeRequest, future: object) -> None:
-        """Called by a thread of Ray's."""
+        """Called by one of Ray's threads."""
         self._nodes.answers.append((call, future))
         self._nodes.wake.set()
 
@@ -275,7 +275,7 @@ class RemotePool:
                 self._after_error(call, current, e)
                 continue
             if node.took_s > SLOW * self._usual_s():
-                node.recent_s.clear()  # it was asked whether it still is slow
+                node.recent_s.clear()  # this call tested whether the node is still slow
             node.recent_s.append(time.monotonic() - call.sent)
             if node.state is NodeState.DOUBTED:
                 node.state = NodeState.READY
@@ -286,9 +286,9 @@ class RemotePool:
 
     def _after_error(self, call: NodeRequest, current: bool, e: Exception) -> None:
         node = call.node
-        cause = getattr(e, "cause", None) or e  # a RayTaskError has that of the node
+        cause = getattr(e, "cause", None) or e  # a RayTaskError holds the node's error
         reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else ''}"
-        if isinstance(cause, RuntimeError) and type(cause) is RuntimeError:  # of ``NodeWorkers.make``
+        if isinstance(cause, RuntimeError) and type(cause) is RuntimeError:  # raised by ``NodeWorkers.make``
             if current:
                 self._nodes.give_up(node, str(cause))
         elif call.actor is node.actor:
@@ -296,7 +296,7 @@ class RemotePool:
 
     def _keep(self, node: RayNode, call: NodeRequest, answers: Iterable[Any]) -> None:
         for task, answer in zip(call.tasks, answers, strict=True):
-            if not isinstance(answer, Packed):  # its worker died: who is to blame is found here
+            if not isinstance(answer, Packed):  # its worker died: the cause is determined on this machine
                 self._repeat_here(call, task)
                 continue
             result: Result = RemoteResult(self._epoch, answer, self._nodes.slots)
@@ -349,7 +349,7 @@ class RemotePool:
         self._judge(task.number)
 
     def _judge(self, number: int) -> None:
-        """Both batches are there: the node is used if they are the same."""
+        """Accepts a node if its batch and the one made here are the same, once both have arrived."""
         here = self._probed_here.get(number)
         if here is None:
             return
@@ -383,13 +383,13 @@ class RemotePool:
             self._repeat(min(calls, key=lambda c: c.tasks[0].number))
 
     def _repeat(self, call: NodeRequest) -> None:
-        """Its tasks are given out again; the answer that comes first counts."""
+        """Dispatches a call's tasks again; the first answer counts."""
         if not call.repeated and not call.probe and call.round == self._round:
             call.repeated = True
             self._waiting.extendleft(reversed(call.tasks))
 
     def _tell(self) -> None:
-        """Warns of what happened to nodes; in this thread, for the user's line is on its stack."""
+        """Warns about events on nodes; in this thread, because the user's line is on its stack."""
         messages = self._nodes.messages
         while messages:
             with contextlib.suppress(IndexError):

@@ -1,4 +1,4 @@
-"""Batches that nodes have made: the one copy, from Ray's object store into memory of this process."""
+"""Batches made by nodes: copies each once, from Ray's object store into this process's memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .node import Packed
 
 
 def is_error(batch: Batch) -> bool:
-    """Whether an exception came in the place of a batch."""
+    """Whether this is an exception instead of a batch."""
     return isinstance(batch.data if type(batch) is WorkerReply else batch, ExceptionWrapper)
 
 
 class RemoteResult:
-    """A batch that a node has made, still in the object store. See ``workers.protocol.Result``."""
+    """A batch made by a node, still in the object store. See ``workers.protocol.Result``."""
 
     worker, ended = -1, False
 
@@ -42,7 +42,7 @@ class RemoteResult:
 
 
 def unpack(packed: Packed, slots: HeapWriter) -> Batch:
-    """The batch, in memory of this process."""
+    """Decodes the batch into this process's memory."""
     leaves = packed.leaves
     if isinstance(leaves, (bytes, bytearray)):
         return decode(packed.meta, bytearray(leaves))

@@ -1,11 +1,11 @@
-"""What a node needs to run a script's tasks: dataset and functions, the script's own modules, paths, variables.
+"""Packs what a node needs to run a script's tasks: dataset and functions, the script's own modules, paths, variables.
 
-Classes and functions of ``__main__`` are pickled by value (cloudpickle). The script's other modules travel as sources
-and are imported on the node by their names, so that pickles, registries and ``isinstance`` work as here. Code has the
-file names of this machine there, and its source is found by them. Nothing is written to a node's disk.
+Classes and functions of ``__main__`` are pickled by value (cloudpickle). The script's other modules are sent as sources
+and imported on the node by name, so that pickles, registries and ``isinstance`` work as here. On the node, code keeps
+this machine's file names, by which its source is found. Nothing is written to a node's disk.
 
-A dataset with a cache (``Staged``) travels without what is in it. It says how it is made anew on a node, and what makes
-the memory that all workers of that node share. The actor makes that memory, and knows no more of it.
+A dataset with a cache (``Staged``) is sent without the cache's contents. It brings functions that make it again on a
+node, and that make the memory shared by all workers there. The actor only makes that memory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from stoker.workers.protocol import WorkerSpec
 from .staged import for_nodes
 
 EXTRA = 'Ray is not installed: pip install "stoker[ray]"'
-MODULES_BYTES = 20 << 20  # of source files; more than that is no script's own code
-# Variables that are sent, by name: threads and settings of libraries, language and time zone, folders of models and
-# data, ranks. No others, for any may be a credential, and more so one that the script has set itself. A user names
-# more by Ray's ``runtime_env``.
+MODULES_BYTES = 20 << 20  # limit for source files; more cannot be a script's own code
+# Variables that are sent, by name: threads and settings of libraries, language and time zone, model and data folders,
+# ranks. No others, because any may be a credential, above all one that the script has set itself. Users can name more
+# in Ray's ``runtime_env``.
 TRAVELS = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|NUMBA|TORCH|PYTORCH|OPENCV|LC)_\w+|LANG|LANGUAGE|TZ|PYTHONHASHSEED"
     r"|HF_(HOME|HUB_CACHE|HUB_OFFLINE|DATASETS_CACHE|DATASETS_OFFLINE)|TRANSFORMERS_(CACHE|OFFLINE)"
@@ -49,28 +49,28 @@ TRAVELS = re.compile(
 
 
 class NodeStore(Protocol):
-    """What a node keeps of a dataset, in memory that its workers share."""
+    """A node's cache for a dataset, in memory that its workers share."""
 
     def serve(self, host: str, secret: bytes) -> int:
-        """Answers other nodes, which are to know the secret. Returns the port; 0: there is nothing to ask for."""
+        """Answers other nodes that know the secret. Returns the port; 0 if they cannot ask."""
 
     def set_peers(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """The nodes that may be asked for samples."""
+        """Sets the nodes that may be asked for samples."""
 
     def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering."""
 
 
 NewCache: TypeAlias = Callable[[int], NodeStore | None]
-"""Makes a cache, given the number of ranks that have workers on a node; None: there is none."""
+"""Makes a cache, given the number of ranks that have workers on a node; returns None if there is none."""
 
 
 class SpecPickle(NamedTuple):
     """A pickled ``WorkerSpec``.
 
     Attributes:
-        data: the pickle. Datasets with a cache have a number in it.
-        caches: by that number, what makes the cache on a node.
+        data: the pickle, in which each dataset with a cache has a number.
+        caches: by that number, the function that makes the cache on a node.
     """
 
     data: bytes
@@ -78,7 +78,7 @@ class SpecPickle(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A module of the script's: its file, and what is in it."""
+    """A module of the script's own: its file name and source."""
 
     file: str
     source: bytes
@@ -86,16 +86,16 @@ class Module(NamedTuple):
 
 @dataclass(frozen=True)
 class Shipment:
-    """A worker specification and the surroundings in which it works.
+    """A worker specification and the environment that it needs.
 
     Attributes:
-        spec: what workers do.
-        sources: of the script's main file and of a notebook's cells, which no node can import, by file.
+        spec: the specification of the workers.
+        sources: by file, those of the script's main file and a notebook's cells, which nodes cannot import.
         modules: files and sources of the script's own modules, by name.
-        paths: the trainer's ``sys.path``; those that exist on the node are added.
-        folder: the trainer's working directory, which is taken where it exists.
-        variables: of the trainer's environment, those of ``TRAVELS``; those that the node does not have are set.
-        secret: known to those that have this shipment, and to nobody else.
+        paths: the trainer's ``sys.path``; entries that exist on the node are added.
+        folder: the trainer's working directory, which is used if it exists on the node.
+        variables: the trainer's environment variables that match ``TRAVELS``; set on the node if missing there.
+        secret: known only to holders of this shipment.
     """
 
     spec: SpecPickle
@@ -108,12 +108,12 @@ class Shipment:
 
     @classmethod
     def of(cls, pickled: SpecPickle) -> Shipment:
-        """Packs a specification that ``pickled_spec`` made, with what is around it now."""
+        """Packs a specification from ``pickled_spec`` with the present environment."""
         variables = {k: v for k, v in os.environ.items() if TRAVELS.fullmatch(k)}
         return cls(pickled, _main_sources(), _own_modules(), [p for p in sys.path if p], os.getcwd(), variables)
 
     def settle(self) -> None:
-        """Gives this process, on the node, the trainer's surroundings."""
+        """Gives this process, on the node, the trainer's environment."""
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
         for name, value in self.variables.items():
@@ -122,10 +122,10 @@ class Shipment:
 
 
 def pickled_spec(spec: WorkerSpec) -> SpecPickle:
-    """The specification for a node. What is unchanged has the same pickle.
+    """Pickles the specification for a node. An unchanged specification has the same pickle.
 
     Raises:
-        UsageError: it cannot be pickled, it is on a device, or the extra is not there.
+        UsageError: if it cannot be pickled, has a tensor on a device, or Ray is not installed.
     """
     try:
         import cloudpickle
@@ -157,7 +157,7 @@ def pickled_spec(spec: WorkerSpec) -> SpecPickle:
     return SpecPickle(file.getvalue(), caches)
 
 
-_caches: list[object] = []  # of the node, in its workers
+_caches: list[object] = []  # in a node's workers: the node's caches
 
 
 def _with_cache(make: Callable[[object], object], number: int) -> object:
@@ -165,14 +165,14 @@ def _with_cache(make: Callable[[object], object], number: int) -> object:
 
 
 class ShippedSpec(WorkerSpec):
-    """A specification whose dataset is still pickled: workers unpickle it, the process that starts them does not."""
+    """A specification with the dataset still pickled: workers unpickle it, the process that starts them does not."""
 
     shipment: Shipment
     caches: list[NodeStore | None]
 
     @classmethod
     def of(cls, shipment: Shipment, light: WorkerSpec, num_workers: int) -> ShippedSpec:
-        """``light`` says what the pool has to know."""
+        """Makes a specification from a shipment. ``light``: the fields that the pool must know."""
         values = {f.name: getattr(light, f.name) for f in fields(WorkerSpec)}
         out = cls(**{**values, "num_workers": num_workers})
         object.__setattr__(out, "shipment", shipment)
@@ -185,7 +185,7 @@ class ShippedSpec(WorkerSpec):
 
 
 def without_objects(spec: WorkerSpec) -> WorkerSpec:
-    """The specification without what is the user's."""
+    """Returns the specification without the user's objects."""
     return replace(spec, dataset=None, collate_fn=_nothing, init_fn=None, on_error=None)
 
 
@@ -205,11 +205,11 @@ def _unpickle(
 
 
 def _note_source(file: str, source: str) -> None:
-    # Without a time of change: no file of this node takes its place.
+    # Without a modification time, so that no file of this node replaces it.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
 
 
-class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed: so are its own bases
+class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed's own bases need it too
     """Imports the script's own modules from their sources."""
 
     def __init__(self, modules: dict[str, Module]) -> None:
@@ -223,7 +223,7 @@ class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed
             file = self._modules[fullname].file
             inside = [os.path.dirname(file)] if os.path.basename(file) == "__init__.py" else None
             return spec_from_file_location(fullname, file, loader=self, submodule_search_locations=inside)
-        if any(name.startswith(f"{fullname}.") for name in self._modules):  # a folder without an __init__.py
+        if any(name.startswith(f"{fullname}.") for name in self._modules):  # a namespace package
             return ModuleSpec(fullname, None, is_package=True)
         return None
 
@@ -232,20 +232,20 @@ class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed
 
     def get_data(self, path: str) -> bytes:
         source = self._sources[path]
-        with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # importing it will raise it
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # importing the module will raise it
             _note_source(path, decode_source(source))
         return source
 
 
 def _main_sources() -> dict[str, str]:
-    """Sources by file, as code objects name it, of what is pickled by value."""
+    """Returns the sources of code that is pickled by value, by file name as in code objects."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     cells = [file for file, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None]
     return {file: "".join(linecache.getlines(file)) for file in [main, *cells] if file}
 
 
 def _own_modules() -> dict[str, Module]:
-    """All modules that are imported here and installed nowhere; of packages each file. By name."""
+    """Returns by name all imported modules that are not installed; for packages, every file."""
     out: dict[str, Module] = {}
     packages_seen: set[str] = set()
     for name, module in sorted(sys.modules.items()):
