@@ -2,9 +2,9 @@
 
 ::
 
-    worker  --1. what is missing-->  actor of its node  --2. the same-->  actors of other nodes, one after the other
+    worker  --1. missing indices-->  actor of its node  --2. the same-->  actors of other nodes, one after the other
        ^         (inherited)           |         ^              (TCP)        |
-       +---4. all that came------------+         +---3. what is in its store-+
+       +---4. all answers--------------+         +---3. samples in its store-+
 
 A worker adds received samples to its node's store, as far as there is room. Only the stored bytes are sent; no actor
 decodes them into samples, and nothing is ever unpickled. The nodes of a run share a secret, a new one for each dataset,

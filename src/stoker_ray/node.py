@@ -150,7 +150,7 @@ class NodeWorkers:
     def start(self, key: str, shipment: Shipment, light: bytes, workers: int, host: str) -> list[int]:
         """Replaces the workers by new ones for a dataset, and waits for the first of them.
 
-        So the time for its imports does not count for the first batch.
+        Otherwise the first batch's time would include the workers' imports.
 
         Args:
             key: identifies the pickled dataset; calling again with the same key changes nothing.

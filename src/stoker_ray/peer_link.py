@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 30  # limit for a message
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 TAG_BYTES = 16
-SERVER, CLIENT, ASKS, ANSWERS = b"server", b"client", b"asks", b"answers"  # what a proof or a key is for
+SERVER, CLIENT, ASKS, ANSWERS = b"server", b"client", b"asks", b"answers"  # purposes of proofs and keys
 
 
 class Link:

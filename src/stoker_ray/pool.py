@@ -360,7 +360,7 @@ class RemotePool:
                 self._nodes.give_up(node, "its first batch has other bits than the same batch made here")
         self._probes[number] = []
 
-    # -- what is late
+    # -- late calls
 
     def _repeat_late(self) -> None:
         while self._nodes.lost:

@@ -26,7 +26,7 @@ PIPE_BYTES = 1 << 20  # size for a pipe that proved too small at 64 KB; Linux's 
 
 
 class Kind(enum.IntEnum):
-    """What a record means."""
+    """The meaning of a record."""
 
     TASK = 1  # parent to worker: fetch these indices
     RESUME = 2  # parent to worker: a new epoch begins, rebuild the fetcher

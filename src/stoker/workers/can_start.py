@@ -53,7 +53,7 @@ def why_not(loader: LoaderLike, threads: bool = False) -> str:
 
 
 def failed(how: str) -> None:
-    """Tells ``why_not`` that workers hang, die or cannot be started in this process: other loaders' may do the same."""
+    """Tells ``why_not`` that workers of this process hang, die or cannot be started, as other loaders' may."""
     _failed.append(how)
 
 

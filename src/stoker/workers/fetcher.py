@@ -46,7 +46,7 @@ class BatchFetcher:
         self._dataset = dataset
         self._auto_collation = auto_collation
         self.guard: Guard | None = None  # handles samples that fail; None to let errors through
-        # time spent on the last batch
+        # nanoseconds spent on the last batch
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Index], Batch]

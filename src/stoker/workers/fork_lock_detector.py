@@ -1,9 +1,9 @@
 """Finds workers that were forked while another thread held a lock: in the child that lock stays held (fork(2)).
 
 OpenCV's and OpenMP's thread pools, loggers and network clients have such locks. A deadlocked worker never finishes its
-task, and reports no error. The signs: it was forked from a process with threads, it uses next to no processor time, its
-main thread waits in a futex, and its other threads wait for a futex or a clock. A thread that waits for a file or a
-server may go on. "Next to none" allows for the sampling thread that ``stoker run`` keeps in each worker.
+task, and reports no error. The signs: it was forked from a process with threads, and uses next to no processor time.
+Its main thread waits in a futex, and its other threads for a futex or a clock: one that waits for a file or a server
+may go on. "Next to no" time allows for the sampling thread that ``stoker run`` keeps in each worker.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 3. ``_serve_own`` or ``_serve_shared`` waits for a task from the worker's own pipe, or from the queue that all read.
 4. ``_answer`` makes the batch (``TaskRunner``), puts it into a slot (``_encode``), and sends a record to the parent.
 
-It leaves when it is told to, when its task pipe is closed, when its parent has gone (prctl(2), ``PR_SET_PDEATHSIG``,
-and getppid(2) twice a second), and when its results are no longer read.
+It leaves when it is told to, when its task pipe is closed, and when its results are no longer read. It also leaves when
+its parent has gone (prctl(2), ``PR_SET_PDEATHSIG``, and getppid(2) twice a second).
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class _ProcessWorker:
         w = self.writer
         e = Encoded(data).place(w)
         if w.whole is not None and not e.in_slot and w.used:
-            w.cancel()  # what was collated into the slot did not become part of the batch
+            w.cancel()  # the tensors collated into the slot did not become part of the batch
             e.place()
         if not e.in_slot and e.size + len(e.meta) <= INLINE:
             w.cancel()

@@ -250,8 +250,8 @@ class ReadThreads:
 def reads_of(
     load: Callable[[Index], Sample], dataset: object, asked: int | str | None, on_wait: OnSampleStart | None
 ) -> ReadThreads | None:
-    """Makes the threads for a loader's ``read_threads=`` setting; "auto" uses them if it is safe and pays. None if they
-    were not asked for."""
+    """Makes a ``ReadThreads`` for a loader's ``read_threads=`` setting; None if that is None or 1. With "auto", threads
+    are used only if it is safe and pays."""
     if asked in (None, 1):
         return None
     return ReadThreads(load, [dataset], None if asked == "auto" else int(asked or 1), on_wait=on_wait)

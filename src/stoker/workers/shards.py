@@ -41,7 +41,7 @@ class Shards:
             each part has its own random state.
     """
 
-    exhausted = False  # the part that ran last has ended
+    exhausted = False  # whether the part that ran last has ended
     read_threads = 0  # a stream's samples come one after the other
 
     def __init__(

@@ -26,7 +26,7 @@ class FetchParts(NamedTuple):
 
     dataset: Any  # for the names of its files
     batched: bool  # a task is a list of indices
-    whole: Callable[[Index], Batch] | None  # makes a batch at once; None: ``one`` and ``finish`` do the same
+    whole: Callable[[Index], Batch] | None  # makes a batch at once; None to use ``one`` and ``finish``
     one: Callable[[Index], Sample]  # loads the sample with this index
     finish: Callable[[list[Sample]], Batch]  # makes a batch from samples
     # called for samples of a batch before ``one`` loads the others; None if there is none
@@ -36,8 +36,9 @@ class FetchParts(NamedTuple):
 class Guard:
     """Makes batches from ``parts``, under a policy.
 
-    Makes a batch at once if the dataset can (``__getitems__``, a gather, a cache); if that fails, makes it again sample
-    by sample. A failed sample's replacement depends on the base seed, the epoch and the task, not on the worker.
+    Makes a batch at once if the dataset can (``__getitems__``, a gather, a cache). If that fails, and the policy is not
+    "raise", makes it again sample by sample. A failed sample's replacement depends on the base seed, the epoch and the
+    task, not on the worker.
     """
 
     def __init__(self, parts: FetchParts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:

@@ -68,7 +68,7 @@ class OnError:
     refill: bool = False  # with "skip": repeat other samples of the batch instead
     # with "call": gets index and error, and returns the replacement, or None to skip the sample
     call: Callable[[Index, Exception], Sample] | None = None
-    # with "replace": indices that the sampler might have drawn; None: only those of the batch are known
+    # with "replace": indices that the sampler might have drawn; None if only those of the batch are known
     among: Sequence[Index] | None = None
 
 
