@@ -13,23 +13,23 @@ import torch
 
 from .object_tree import CONTAINERS, DEPTH, PLAIN, WIDTH, attributes, children, package_of
 
-NODES = 20_000  # objects that are looked at
-SAMPLES = (64, 16, 8, 4)  # items of a container by which its size is estimated, by depth
+NODES = 20_000  # objects visited at most
+SAMPLES = (64, 16, 8, 4)  # items of a container from which its size is estimated, by depth
 
 
 class Big(NamedTuple):
     """A container of many small objects."""
 
-    path: str  # where it is: ``dataset.samples``
+    path: str  # where it is, as in ``dataset.samples``
     words: str  # ``a list of 2,000,000 dicts``
-    nbytes: int  # about how much memory its objects take
-    remedy: str  # what puts it into one buffer: ``stoker.share(dataset.samples)``
+    nbytes: int  # estimated memory of its objects
+    remedy: str  # code that packs it into one buffer: ``stoker.share(dataset.samples)``
 
 
 def big(obj: object, at_least: int, path: str = "dataset") -> list[Big]:
-    """Containers of many small Python objects inside ``obj`` that take ``at_least`` bytes, and tables of such. Reading
-    such an object writes its reference count, so a forked worker copies its page; an array of numbers has one count for
-    all. Sizes are estimated from a few items."""
+    """Finds containers and tables inside ``obj`` that hold many small Python objects and take ``at_least`` bytes each.
+    Reading such an object writes its reference count, so a forked worker copies its page; a numeric array has a single
+    count. Sizes are estimated from a few items."""
     return _big(obj, at_least, path, DEPTH, set(), [])
 
 
@@ -37,7 +37,7 @@ def _big(obj: Any, at_least: int, path: str, depth: int, seen: set[int], alive: 
     if type(obj) in PLAIN or id(obj) in seen or not depth or len(seen) > NODES:
         return []
     seen.add(id(obj))
-    alive.append(obj)  # else another object might get its id
+    alive.append(obj)  # otherwise another object could reuse its id
     whole: list[Big] = []
     if isinstance(obj, CONTAINERS) or _is_object_array(obj):
         nbytes = _weight(obj)
@@ -57,7 +57,7 @@ def _is_object_array(x: object) -> bool:
 
 
 def _as_list(obj: object, path: str) -> str:
-    """Code that makes a list of a container, as ``share`` wants it."""
+    """Code that turns a container into a list, which ``share`` requires."""
     if isinstance(obj, np.ndarray):
         return f"{path}.tolist()"
     if isinstance(obj, (set, frozenset)):
@@ -80,7 +80,7 @@ def _of_table(frame: Any, at_least: int, path: str) -> list[Big]:
 
 
 def _some_items(obj: Any, most: int) -> list[Any]:
-    """A few items of a container; of a dict pairs of key and value."""
+    """A few items of a container; ``(key, value)`` pairs for a dict."""
     if isinstance(obj, np.ndarray):
         obj = obj.reshape(-1) if obj.flags.c_contiguous else obj[..., 0] if obj.ndim > 1 else obj
     if isinstance(obj, (list, tuple, np.ndarray)):
@@ -97,9 +97,9 @@ def _description(obj: Any) -> str:
 
 
 def _weight(obj: Any, deep: int = 0) -> int:
-    """About how many bytes an object takes, with all objects inside it that nothing else refers to."""
+    """Estimated bytes of an object and of everything inside it that nothing else references."""
     if isinstance(obj, torch.Tensor) or (isinstance(obj, np.ndarray) and not _is_object_array(obj)):
-        return 200  # the object; its numbers are not copied
+        return 200  # the object alone; its numbers are not copied
     size = sys.getsizeof(obj, 64)
     if deep == len(SAMPLES):
         return size
@@ -119,5 +119,5 @@ def _container_weight(obj: Any, size: int, deep: int) -> int:
     distinct = {id(x): x for part in parts for x in part}
     weight = sum(_weight(x, deep + 1) for x in distinct.values())
     if len(some) > 8 and len({id(part[-1]) for part in parts}) * 2 < len(some) and not isinstance(obj, dict):
-        return weight  # the same few objects many times: labels, None
+        return weight  # the same few objects repeated: labels, None
     return size + int(weight / len(some) * (obj.size if isinstance(obj, np.ndarray) else len(obj)))

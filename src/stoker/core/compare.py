@@ -1,4 +1,4 @@
-"""Whether two values are equal to the bit: NaN equals itself, 0.0 differs from -0.0, and types count."""
+"""Bitwise equality of two values: NaN equals itself, 0.0 differs from -0.0, and types count."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Seen: TypeAlias = dict[tuple[int, int], tuple[object, object]]
 
 
 def equal_bits(a: object, b: object) -> bool:
-    """Whether two samples, or any two values, are the same to the bit.
+    """Returns whether two samples, or any two values, are bitwise identical.
 
-    Tensors and arrays by dtype, shape, strides of tensors, and bytes; containers by their items, in order; PIL images
-    by mode, size and pixels; other objects by their attributes.
+    Compares tensors and arrays by dtype, shape and bytes (tensors also by strides); containers item by item, in order;
+    PIL images by mode, size and pixels; other objects by their attributes.
 
     Example:
         >>> equal_bits({"x": float("nan")}, {"x": float("nan")}), equal_bits(0.0, -0.0), equal_bits(1, True)
@@ -47,11 +47,11 @@ def _equal(a: Any, b: Any, seen: Seen) -> bool:
         return _equal_arrays(a, b, seen)
     if isinstance(a, np.generic):
         return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
-    if isinstance(a, weakref.ref):  # PyG's Data is the parent of what it holds
+    if isinstance(a, weakref.ref):  # PyG's Data refers back from the objects it holds
         return _equal(a(), b(), seen)
     if (id(a), id(b)) in seen:
         return True
-    seen[id(a), id(b)] = a, b  # kept: the id of a temporary dict would be that of the next one
+    seen[id(a), id(b)] = a, b  # kept alive: otherwise the id of a temporary dict could be reused
     if isinstance(a, dict):
         return _equal_items(a, b, seen) and _equal_items(_without_address(a), _without_address(b), seen)
     if isinstance(a, (list, tuple)):
@@ -64,7 +64,8 @@ def _equal(a: Any, b: Any, seen: Seen) -> bool:
 
 
 def _without_address(items: dict[Any, Any]) -> Collection[Any]:
-    """The values of a dict. MONAI's record of a transform has the address of an object that may be new in each call."""
+    """The values of a dict, without the ``id`` of a MONAI transform record: it is an address and may differ in each
+    call."""
     if "do_transforms" in items and "extra_info" in items:
         return [value for key, value in items.items() if key != "id"]
     return items.values()

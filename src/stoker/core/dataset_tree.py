@@ -1,4 +1,4 @@
-"""The datasets inside a dataset, and which of them has a sample. It runs no code of theirs but properties."""
+"""Finds the datasets nested inside a dataset, and which one holds a sample. Runs no user code except properties."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any
 
 from .types import Index
 
-NESTED = 16  # datasets inside each other, at most
-MOST = 2_000  # datasets in all
+NESTED = 16  # datasets nested in each other, at most
+MOST = 2_000  # datasets in total
 FILES = ("samples", "imgs", "images", "files", "paths", "filenames")  # attributes that list files
 
 
 def without_subsets(dataset: object) -> Any:
-    """The dataset that torch's ``Subset`` is of, through all of them; the dataset itself where it is none."""
-    kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)  # to import torch takes a second
+    """Unwraps nested ``torch.utils.data.Subset``s; returns any other dataset unchanged."""
+    kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)  # importing torch takes a second
     while kind is not None and type(dataset) is kind:
         dataset = dataset.dataset  # type: ignore[attr-defined]
     return dataset
 
 
 def inner_datasets(dataset: Any) -> Iterator[Any]:
-    """The dataset, and those inside it: of a ``Subset``, a ``ConcatDataset``, a ``Staged`` or a wrapper of the user's.
+    """Yields the dataset and those nested in it: in a ``Subset``, ``ConcatDataset``, ``Staged`` or user-defined
+    wrapper.
 
     Example:
         >>> from torch.utils.data import Subset
@@ -38,7 +39,7 @@ def inner_datasets(dataset: Any) -> Iterator[Any]:
             continue
         seen.add(id(d))
         yield d
-        with contextlib.suppress(Exception):  # of a property, or of a __getattr__ that raises KeyError
+        with contextlib.suppress(Exception):  # from a property, or from a __getattr__ that raises KeyError
             waiting.append(getattr(d, "dataset", None))
             several = getattr(d, "datasets", None)
             if isinstance(several, (list, tuple, dict)):
@@ -46,8 +47,8 @@ def inner_datasets(dataset: Any) -> Iterator[Any]:
 
 
 def unwrap(dataset: Any, index: Index) -> tuple[Any, Index] | None:
-    """The dataset inside a dataset that has its sample, and the index of the sample there; None where that is unknown.
-    It knows subsets, concatenations, and wrappers with as many samples as they wrap."""
+    """Returns the inner dataset that holds a sample, and the sample's index there; None if unknown. Handles subsets,
+    concatenations, and wrappers of the same length as the dataset they wrap."""
     ends = getattr(dataset, "cumulative_sizes", None)
     if ends is not None:
         index = index + len(dataset) if index < 0 else index
@@ -62,7 +63,7 @@ def unwrap(dataset: Any, index: Index) -> tuple[Any, Index] | None:
 
 
 def listed_file(dataset: Any, index: Index) -> str:
-    """The file of a sample, from a list that the dataset itself has; "" where it has none."""
+    """Returns a sample's file from a list that the dataset itself holds; "" if there is none."""
     for name in FILES:
         files = getattr(dataset, name, None)
         if isinstance(files, (list, tuple)) and isinstance(index, int) and -len(files) <= index < len(files):
@@ -74,7 +75,7 @@ def listed_file(dataset: Any, index: Index) -> str:
 
 
 def file_of(dataset: Any, index: Index) -> str:
-    """The file of a sample, from the dataset or from one inside it; "" where that is unknown.
+    """Returns a sample's file, from the dataset or from one nested in it; "" if unknown.
 
     Example:
         >>> from torch.utils.data import Subset

@@ -1,4 +1,4 @@
-"""Whether an iterable dataset divides its samples among workers. One that does not gives all of them from each."""
+"""Whether an iterable dataset splits its samples among workers. Otherwise every worker yields all of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from . import packages
 from .object_tree import walk
 
 ASKS = "get_worker_info"
-SHARD = "stoker.sampling.shard"  # the module of ``stoker.shard``, which asks for the dataset
-SHARDS = "apply_sharding"  # of torch's IterDataPipes, which its workers call
+SHARD = "stoker.sampling.shard"  # module of ``stoker.shard``, which calls ``get_worker_info`` for the dataset
+SHARDS = "apply_sharding"  # method of torch's IterDataPipes that their workers call
 STARTS = ("__iter__", "__next__", "__call__")
-MOST = 5_000  # functions that are looked at
+MOST = 5_000  # functions inspected at most
 
 
 def divides(dataset: object) -> bool:
-    """Whether the code that iterates a dataset asks which worker it is in, as far as its names say: methods and
-    functions that it names are looked at, too, and none is called.
+    """Guesses from names whether the code that iterates a dataset asks which worker it runs in. Follows the methods and
+    functions that this code names; calls none.
 
     Example:
         >>> divides(iter([1, 2]))
@@ -32,7 +32,7 @@ def divides(dataset: object) -> bool:
         return True
     waiting = [x for x in objects if isinstance(x, types.FunctionType)]
     for cls in classes:
-        if issubclass(cls, IterableDataset) or not hasattr(cls, "__getitem__"):  # others give samples by their indices
+        if issubclass(cls, IterableDataset) or not hasattr(cls, "__getitem__"):  # others give samples by index
             waiting += _methods(cls, STARTS)
     seen: set[types.CodeType] = set()
     while waiting and len(seen) < MOST:
@@ -61,7 +61,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _values(fn: types.FunctionType, names: set[str]) -> Iterator[Any]:
-    """What the names in a function stand for: global variables, and what it names of modules."""
+    """The values of the names in a function: globals, and members of the modules it names."""
     found = [fn.__globals__[name] for name in names if name in fn.__globals__]
     yield from found
     for module in found:
@@ -78,6 +78,6 @@ def _methods(cls: type, names: set[str] | tuple[str, ...]) -> Iterator[types.Fun
 
 
 def _is_closed(fn: types.FunctionType) -> bool:
-    """Whether it is torch's, stoker's or the standard library's."""
+    """Whether a function belongs to torch, stoker or the standard library."""
     file = fn.__code__.co_filename
     return file.startswith((packages.PACKAGE, packages.torch())) or packages.in_stdlib(file)

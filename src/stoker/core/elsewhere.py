@@ -1,4 +1,4 @@
-"""Kinds of workers on other machines, which other packages bring: entry points of the group ``stoker.workers``."""
+"""Worker kinds on other machines, which other packages provide as entry points of the group ``stoker.workers``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ HERE = ("process", "thread", "multiprocessing")
 
 
 def elsewhere(method: object) -> tuple[str, str] | None:
-    """Name and address in ``worker_method="NAME:ADDRESS"``, the address "" for a name alone; None: workers are on this
+    """Splits ``worker_method="NAME:ADDRESS"`` into name and address ("" if absent). Returns None if workers run on this
     machine.
 
     Example:
@@ -19,7 +19,7 @@ def elsewhere(method: object) -> tuple[str, str] | None:
 
 
 def kinds() -> list[str]:
-    """The names there are."""
-    from importlib.metadata import entry_points  # seldom needed
+    """Names of the installed kinds."""
+    from importlib.metadata import entry_points  # rarely needed
 
     return sorted(point.name for point in entry_points(group=GROUP))

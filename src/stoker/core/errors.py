@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def one_line(e: BaseException) -> str:
-    """An exception's class and text: ``ValueError: no such file``; the class alone where there is no text."""
+    """Formats an exception as class and text: ``ValueError: no such file``; the class alone if it has no text."""
     text = " ".join(str(e).split())
     return f"{type(e).__name__}: {text}" if text else type(e).__name__
 
@@ -20,7 +20,7 @@ class StokerError(Exception):
 
 
 class UsageError(StokerError, ValueError):
-    """A wrong argument or a file that cannot be used; the command line ends with exit code 2."""
+    """A wrong argument or an unusable file; the command line exits with code 2."""
 
 
 class BudgetError(StokerError, MemoryError):
@@ -28,16 +28,16 @@ class BudgetError(StokerError, MemoryError):
 
 
 class StaleCacheError(StokerError, RuntimeError):
-    """A sample that was served from a cache is another than the script would make now, and the run was to end then:
-    ``stoker run --apply --on-mismatch stop``."""
+    """A sample served from a cache differs from what the script would make now, and the user asked for the run to end
+    then: ``stoker run --apply --on-mismatch stop``."""
 
 
 class StateError(StokerError, ValueError):
-    """Not a stoker state dict, one written by a newer version, or one that does not match this loader."""
+    """Not a stoker state dict, or one written by a newer version, or one that does not match this loader."""
 
 
 class TransportError(StokerError, RuntimeError):
-    """A message that cannot have come from a stoker worker."""
+    """A message that cannot come from a stoker worker."""
 
 
 class WorkerDiedError(StokerError, RuntimeError):
@@ -46,7 +46,7 @@ class WorkerDiedError(StokerError, RuntimeError):
     Attributes:
         workers: ids of the workers that died.
         tasks: numbers of their current tasks, if workers share one task queue; None if unknown.
-        places: the slot indices that their messages carry.
+        places: slot indices in their messages.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SampleError(StokerError, RuntimeError):
     """More samples failed than ``max_errors`` allows, or no replacement for one could be found.
 
     Attributes:
-        failures: one ``workers.faults.policy.Failure`` each.
+        failures: one ``workers.faults.policy.Failure`` per failed sample.
     """
 
     def __init__(self, message: str, failures: Sequence[object] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Files that stoker leaves behind: written whole or not at all, and readable by the user only; and where they go."""
+"""Files that stoker leaves behind: where they go, and how they are written atomically and readable by the user only."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from .errors import UsageError
 
 
 def cache_folder(name: str) -> Path:
-    """``stoker/<name>`` in the user's cache folder: ``$XDG_CACHE_HOME``, else ``~/.cache`` on Linux. Not made here."""
+    """``stoker/<name>`` in the user's cache folder: ``$XDG_CACHE_HOME``, else ``~/.cache`` on Linux. Does not create
+    it."""
     from platformdirs import user_cache_path
 
     return user_cache_path("stoker", appauthor=False) / name
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it that are missing, all private to the user (mode 700). Raises OSError."""
+    """Creates a folder and its missing parents, all private to the user (mode 700). Raises OSError."""
     for each in (*reversed(path.parents), path):
         if not each.is_dir():
             each.mkdir(mode=0o700, exist_ok=True)
 
 
 def write(path: Path, text: str, named: bool = True) -> None:
-    """Writes a file under a temporary name and renames it when it is complete. A new file is private to the user (mode
-    600), because it holds paths, names and settings. The user's existing file keeps its mode. Where the user has
-    ``named`` it, links are followed, and pipes and devices, such as ``/dev/stdout``, are written to directly; else
-    the file takes their place. Raises OSError: it cannot be written."""
+    """Writes a file atomically: writes a temporary file, then renames it. A new file is private to the user (mode 600),
+    because it holds paths, names and settings; an existing file of the user's keeps its mode. If the user ``named`` the
+    path, follows links, and writes directly to pipes and devices such as ``/dev/stdout``; otherwise the file replaces
+    them. Raises OSError if it cannot be written."""
     path = Path(os.path.realpath(path)) if named else path
     mode = 0o600
     try:
@@ -54,9 +55,9 @@ def write(path: Path, text: str, named: bool = True) -> None:
 
 
 def check_writable(path: Path, option: str = "--json") -> None:
-    """Raises UsageError before the run, not after it, where no file can be written."""
+    """Raises UsageError before the run, not after it, if the file cannot be written."""
     reason = ""
-    if os.path.isdir(path):  # unlike Path's it does not raise where it must not look
+    if os.path.isdir(path):  # unlike Path.is_dir, does not raise without permission
         reason = "it is a folder"
     elif not os.path.isdir(path.parent):
         reason = f"there is no folder {path.parent}"

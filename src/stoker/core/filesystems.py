@@ -1,4 +1,4 @@
-"""Far storage that a dataset reads: fsspec's filesystems, and addresses of servers. fsspec is never imported here."""
+"""Detects remote storage that a dataset reads: fsspec filesystems and server addresses. Never imports fsspec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from .object_tree import children, is_filesystem, walk
 
-NEAR = {"file", "local", "memory", "data"}  # fsspec's protocols that need no connection
+NEAR = {"file", "local", "memory", "data"}  # fsspec protocols that need no connection
 SCHEMES = (
     "http://",
     "https://",
@@ -26,7 +26,7 @@ SCHEMES = (
 
 
 def is_far(dataset: object) -> bool:
-    """Whether a dataset says that it reads from servers: it holds a filesystem that does, or an address.
+    """Whether a dataset holds a filesystem that reads from servers, or an address of one.
 
     Example:
         >>> is_far({"urls": ["s3://bucket/0.jpg"]}), is_far({"paths": ["photos/0.jpg"]})
@@ -41,8 +41,9 @@ def is_far(dataset: object) -> bool:
 
 
 def opened(dataset: object) -> Iterator[tuple[str, object]]:
-    """Asynchronous filesystems of fsspec's in a dataset, and files of such, each with its path. The thread that serves
-    them is not in a forked child: there a file waits for ever, and a filesystem raises an error. See ``reopen``."""
+    """Yields the asynchronous fsspec filesystems in a dataset and the files opened on them, each with its path. A
+    forked child lacks the thread that serves them: there a file blocks forever and a filesystem raises. See
+    ``reopen``."""
     asyn = sys.modules.get("fsspec.asyn")
     if asyn is None:
         return
@@ -53,7 +54,7 @@ def opened(dataset: object) -> Iterator[tuple[str, object]]:
 
 
 def reopen(dataset: object) -> None:
-    """In a forked child: makes its asynchronous filesystems anew, from their arguments, as pickling them would."""
+    """Recreates a dataset's asynchronous filesystems in a forked child, from their arguments, as unpickling would."""
     for _, fs in opened(dataset):
         if is_filesystem(fs) and vars(fs)["_pid"] != os.getpid():
             anew, args, kwargs = type(fs), vars(fs)["storage_args"], vars(fs)["storage_options"]

@@ -1,13 +1,13 @@
-"""``Fingerprint``: whether an object has changed since it was last looked at, and what.
+"""``Fingerprint``: whether an object has changed since it was last inspected, and where.
 
-It is quick and no proof. What is compared, down to eight levels: plain values, tensors, arrays, containers, code.
+It is fast and heuristic. It compares plain values, tensors, arrays, containers and code, down to eight levels:
 
-- Arrays, tensors and ctypes values up to 64 kB by a checksum; larger tensors by their address and version.
-- Larger arrays by 64 of their values, and those of up to 32 MB in memory also by their sum, in a few ms.
-- Containers of up to 10,000 plain values, or tuples of such, as a whole; larger ones by 64 items.
+- Arrays, tensors and ctypes values up to 64 kB by checksum; larger tensors by address and version.
+- Larger arrays by 64 of their values; those of up to 32 MB in memory also by their sum, in a few ms.
+- Containers of up to 10,000 plain values, or tuples of them, as a whole; larger ones by 64 items.
 - Tables of pandas and polars by their columns, in the same way.
 
-For a digest that is equal in other processes and runs see ``staging/inputs.py``.
+For a digest that is the same in other processes and runs see ``staging/inputs.py``.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from numpy.typing import NDArray
 from .marked_code import original
 from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, Table, children, is_read, is_table
 
-NODES = 20_000  # objects that are looked at
-WHOLE = 10_000  # items of a container that are compared as a whole
-FEW = 64  # items of a larger one, or values of a larger array
+NODES = 20_000  # objects visited at most
+WHOLE = 10_000  # containers of up to this many items are compared as a whole
+FEW = 64  # items of a larger container, or values of a larger array
 DATA = (torch.Tensor, np.ndarray, *CONTAINERS, *(t for t in PLAIN if t is not type(None)))
-ARRAY_BYTES = 1 << 16  # of arrays of which the checksum depends on the order of the values, too
-SUMMED_BYTES = 1 << 25  # of arrays that are summed up as a whole
+ARRAY_BYTES = 1 << 16  # up to this size, the checksum of an array also depends on the order of its values
+SUMMED_BYTES = 1 << 25  # up to this size, all of an array is summed
 
 
-PartsByPath = dict[str, object]  # by path: a plain value, or a _Part
+PartsByPath = dict[str, object]  # path -> a plain value, or a _Part
 
 
 class _Part(NamedTuple):
-    """Something that is no plain value."""
+    """A value that is not plain."""
 
-    text: str  # for people
+    text: str  # readable description
     identity: object  # what is compared
-    is_code: bool = False  # it can be called
-    is_data: bool = False  # an array, a tensor or a container that is not empty
+    is_code: bool = False  # callable
+    is_data: bool = False  # a nonempty container, an array or a tensor
 
 
 class Fingerprint:
-    """What an object looked like. ``names``: the attributes that count; None: all. ``skip``: paths that do not count,
-    nor what is below them. ``shared``: whether memory that processes share counts."""
+    """Snapshot of an object. ``names``: attributes to compare; None for all. ``skip``: paths to ignore, with everything
+    below them. ``shared``: whether to compare memory that processes share."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class Fingerprint:
                 self._visit(inner, path + step, depth - 1)
 
     def _part(self, obj: Any) -> tuple[_Part | None, bool]:
-        """What is compared of one object itself, if anything; and whether its attributes or items are looked at."""
+        """Returns what to compare for the object itself, if anything, and whether to descend into its attributes or
+        items."""
         if isinstance(obj, torch.Tensor):
             if not self._shared and obj.is_shared():
                 return None, False
@@ -109,16 +110,16 @@ class Fingerprint:
         if isinstance(obj, types.FunctionType):
             return _Part(obj.__qualname__, original(obj.__code__), is_code=True), True
         if type(obj).__module__ != "builtins":
-            is_code = callable(obj) and not hasattr(type(obj), "close")  # sqlite3's connections can be called
+            is_code = callable(obj) and not hasattr(type(obj), "close")  # sqlite3 connections are callable
             return _Part(f"a {type(obj).__name__}", type(obj), is_code), True
         return None, True
 
     def changed(self, obj: object) -> list[str]:
-        """What has changed in the same object: ``["dataset.epoch was 0 and is 1"]``. See ``changed_since``."""
+        """Describes the changes in the same object: ``["dataset.epoch was 0 and is 1"]``. See ``changed_since``."""
         return self.changed_since(Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared))
 
     def opened(self, later: Fingerprint) -> PartsByPath:
-        """What was None or not there, and is something in a later fingerprint, by path without the root."""
+        """Parts that were None or missing and are set in a later fingerprint, by path without the root."""
         new = ((path, part) for path, part in later._parts.items() if self._parts.get(path) is None)
         return {
             path.removeprefix(self._path): _Part(part.text, None) if _is_object(part) else part
@@ -127,7 +128,7 @@ class Fingerprint:
         }
 
     def settled(self, later: Fingerprint) -> PartsByPath:
-        """Data that differ in a later fingerprint, as they are there, by path without the root."""
+        """Data that differ in a later fingerprint, with their later values, by path without the root."""
         found = ((path, old, later._parts.get(path)) for path, old in self._parts.items())
         return {
             path.removeprefix(self._path): new
@@ -136,8 +137,8 @@ class Fingerprint:
         }
 
     def changed_since(self, later: Fingerprint) -> list[str]:
-        """What has changed in a later fingerprint of the same object, but for what it makes when that is first needed:
-        None that became an object, and what has a private name."""
+        """Describes the changes in a later fingerprint of the same object. Ignores lazy initialization: None that
+        became an object, and private names that were or became None."""
         out = []
         for path, new in later._parts.items():
             if path not in self._parts and self._is_new_attribute(path, new):
@@ -152,9 +153,9 @@ class Fingerprint:
         return out
 
     def added_or_changed_since(self, later: Fingerprint, opened: PartsByPath) -> list[str]:
-        """The same, and what was added, or set where there was None. ``later``: of the same object. ``opened``: what
-        loading samples makes when it is first needed, by its path. See ``opened``, ``settled``. The same data are no
-        change, and no object of the same class, nor what is inside it."""
+        """Like ``changed_since``, but includes additions and values set where there was None. Ignores what is in
+        ``opened`` (by path; see ``opened`` and ``settled``), which loading samples creates on first use: the same data,
+        or an object of the same class and everything in it."""
         out = []
         for path, new in later._parts.items():
             if path not in self._parts:
@@ -170,7 +171,7 @@ class Fingerprint:
         return out
 
     def _is_new_attribute(self, path: str, new: object) -> bool:
-        """Whether a public attribute with a plain value was added to an object that had been there."""
+        """Whether a public attribute with a plain value was added to an object that already existed."""
         owner, _, name = path.rpartition(".")
         is_public = name.isidentifier() and "._" not in path
         return type(new) in PLAIN and is_public and isinstance(self._parts.get(owner), _Part)
@@ -188,7 +189,7 @@ def _is_object(part: object) -> TypeGuard[_Part]:
 
 
 def _is_class(part: object) -> bool:
-    """Whether an object is known by its class alone, or code, and not by what it holds."""
+    """Whether an object is compared by its class or code only, not by its contents."""
     return isinstance(part, _Part) and isinstance(part.identity, (type, types.CodeType))
 
 
@@ -205,7 +206,7 @@ def _differ(old: object, new: object) -> bool:
         other = new if old is None else old
         return other is not None and (not isinstance(other, _Part) or other.is_code)
     if type(old) is type(new):
-        return bool(new != old and new == new)  # a NaN is no change
+        return bool(new != old and new == new)  # NaN counts as unchanged
     return True
 
 
@@ -233,7 +234,7 @@ def _of_array(x: NDArray[Any]) -> object:
 
 
 def _of_table(x: Table) -> object:
-    """What is in each column, and in the index."""
+    """The contents of each column and of the index."""
     names: list[object] = list(getattr(x, "columns", ()))
     if hasattr(x, "get_columns"):  # polars
         columns = x.get_columns()
@@ -251,7 +252,7 @@ def _of_column(x: Table) -> object:
 
 
 def ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
-    """The bytes of ``multiprocessing.Value`` and ``Array``, and of values of ctypes; None for anything else."""
+    """The bytes of ``multiprocessing.Value`` and ``Array``, and of ctypes values; None for anything else."""
     ctypes = sys.modules.get("ctypes")
     if ctypes is None:
         return None
@@ -262,8 +263,8 @@ def ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
 
 
 def _of_container(x: Any) -> int:
-    """A hash of the items, where they are plain, or tuples of such. Else they are visited one by one, unless there are
-    many: then it says which are data, so that filling a list of None with arrays is seen."""
+    """Hashes the items if they are plain or tuples of plain values. Otherwise they are visited one by one; if there are
+    too many for that, hashes which of them are data, which detects a list of None being filled with arrays."""
     items: Iterable[Any] = x.items() if isinstance(x, dict) else x
     if len(x) > WHOLE:
         items = x[:: len(x) // FEW] if isinstance(x, (list, tuple)) else itertools.islice(items, FEW)
@@ -275,7 +276,7 @@ def _of_container(x: Any) -> int:
             return 0
         data = {kind: issubclass(kind, DATA) for kind in set(map(type, found))}
         return hash(tuple(map(data.__getitem__, map(type, found))))
-    except Exception:  # a container class of the user's
+    except Exception:  # a user-defined container class
         return 0
 
 

@@ -1,6 +1,6 @@
-"""GPUs and how busy they are, seen from outside the process that uses them.
+"""GPUs and their utilisation, seen from outside the process that uses them.
 
-They are read with NVML (``nvidia-ml-py``, the extra ``stoker[gpu]``).
+Read with NVML (``nvidia-ml-py``, the extra ``stoker[gpu]``).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def visible_gpus(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[int]:
-    """Positions of the GPUs that a process may use, in its order. NVML shows all of the host.
+    """Positions of the GPUs that a process may use, in its order. NVML lists all GPUs of the host.
 
     Args:
-        gpus: index and UUID of each.
+        gpus: index and UUID of each GPU.
         visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs; an invalid one ends the list (CUDA C++
             Programming Guide, "CUDA Environment Variables"). None: not set, so all.
 
@@ -28,7 +28,7 @@ def visible_gpus(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[i
         return list(range(len(gpus)))
     found: list[int] = []
     for word in visible.replace(" ", "").split(","):
-        if word.startswith("MIG-"):  # a part of a GPU; the name does not say of which one
+        if word.startswith("MIG-"):  # a slice of a GPU; the name does not say which GPU
             return list(range(len(gpus)))
         fits = [
             i for i, (n, uuid) in enumerate(gpus) if word == str(n) or (word[:4] == "GPU-" and uuid.startswith(word))
@@ -41,8 +41,8 @@ def visible_gpus(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[i
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator: name, memory in bytes, utilisation in per cent (None if unknown), its index among all GPUs of
-    the host, and its UUID."""
+    """One accelerator: name, memory in bytes, utilisation in per cent (None if unknown), index on the host, and
+    UUID."""
 
     name: str
     memory: int
@@ -52,7 +52,7 @@ class Gpu:
 
 
 class Nvml:
-    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES); none without NVML. CUDA is not initialised."""
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES); empty without NVML. Does not initialise CUDA."""
 
     def __init__(self) -> None:
         self._handles: dict[int, Any] = {}  # by index
@@ -79,7 +79,8 @@ class Nvml:
             return None
 
     def busy(self) -> list[float]:
-        """Per cent of the last second or less in which a kernel ran, by GPU (NVML); empty if one does not say."""
+        """Per cent of the last second or less in which a kernel ran, by GPU (NVML); empty if any GPU does not report
+        it."""
         found = [self._use(handle) for handle in self._handles.values()]
         return [] if None in found else [share for share in found if share is not None]
 

@@ -1,5 +1,5 @@
-"""Files, connections and locks that an object holds. Two processes cannot use one of them at the same time: they would
-share its offset, or its state in a protocol."""
+"""Finds files, connections and locks that an object holds. Two processes cannot share one: they would share its offset
+or its protocol state."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import torch
 
 from .object_tree import WIDTH, attributes, is_filesystem, is_table, parts
 
-MAX_OBJECTS = 20_000  # that are searched, those of the least depth first
-RECHECKS = 3  # of what a process has open: a file that is only being read is closed by then
+MAX_OBJECTS = 20_000  # searched at most, breadth first
+RECHECKS = 3  # of open descriptors: a file that is only read in passing is closed by then
 RECHECK_S = 1e-3
 PLAIN = (str, bytes, bytearray, memoryview, array.array, int, float, complex, type(None), range, slice)
 CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, property)
@@ -29,7 +29,7 @@ SKIPPED = (*PLAIN, *CODE, torch.Tensor, torch.Generator, logging.Logger, weakref
 
 
 def held(obj: object, path: str = "dataset") -> str:
-    """The path of the first object inside that cannot be copied to another process, and its type; "" if there is none.
+    """Path and type of the first object inside that cannot be copied to another process; "" if there is none.
 
     Example:
         >>> held({"rows": [1, 2], "name": "x"})
@@ -40,14 +40,14 @@ def held(obj: object, path: str = "dataset") -> str:
         at, x = todo.popleft()
         if id(x) in seen or isinstance(x, SKIPPED) or (isinstance(x, np.ndarray) and not x.dtype.hasobject):
             continue
-        if is_filesystem(x) or is_table(x):  # the one is pickled by its arguments, the other by its data
+        if is_filesystem(x) or is_table(x):  # pickled by arguments and by data, respectively
             continue
-        seen[id(x)] = x  # keeps it alive, else another object might get its id
+        seen[id(x)] = x  # keeps it alive: otherwise another object could reuse its id
         if isinstance(x, (io.IOBase, socket.socket)) and not getattr(x, "closed", False):
             return f"{at} is an open {type(x).__name__}"
         try:
             inner = list(_inside(x))
-        except Exception:  # a proxy object of the user's
+        except Exception:  # a user-defined proxy object
             inner = []
         left -= 1 + len(inner)
         if not inner and _refuses_pickle(x):
@@ -65,7 +65,7 @@ def _inside(x: object) -> Iterator[tuple[str, object]]:
 
 
 def _refuses_pickle(x: object) -> bool:
-    """Whether an object without attributes, as of a C library, raises when it is pickled."""
+    """Whether an object without attributes, such as one of a C library, raises when pickled."""
     if isinstance(x, (dict, list, tuple, set, frozenset, types.FunctionType, types.MethodType)):
         return False
     try:
@@ -76,11 +76,12 @@ def _refuses_pickle(x: object) -> bool:
 
 
 def opened(pids: list[int]) -> str:
-    """A file or connection that one of these processes, and not this one, has open. Raises OSError: one has ended."""
+    """A file or connection that one of these processes has open and this one has not. Raises OSError if one has
+    ended."""
     own = _targets("self")
     found = _open_in(pids, own)
     for _ in range(RECHECKS):
-        if found:  # it may be open only for a moment
+        if found:  # it may be open only briefly
             time.sleep(RECHECK_S)
             found &= _open_in(pids, own)
     return min(found)[1] if found else ""
@@ -103,8 +104,8 @@ def _targets(pid: int | str) -> set[str]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except FileNotFoundError:  # closed meanwhile
+        except FileNotFoundError:  # closed in the meantime
             continue
-    if not found:  # a process that has ended and was not reaped
+    if not found:  # the process has ended but was not reaped
         raise ProcessLookupError(f"process {pid} has ended")
     return found

@@ -1,4 +1,4 @@
-"""A histogram of durations with bins of a quarter octave, so that a median is right to 9 %."""
+"""A histogram of durations with quarter-octave bins: a median is accurate to 9 %."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 BINS_PER_OCTAVE = 4
-SLOW = 3.0  # a duration of more than this many medians is a slow one
+SLOW = 3.0  # durations above this many medians are slow
 
 
 def bin_of(seconds: float) -> int:
-    """The bin of a duration; bin 0 is a microsecond and less."""
+    """Returns the bin of a duration; bin 0 holds a microsecond and less."""
     return max(0, round(BINS_PER_OCTAVE * math.log2(max(seconds, 1e-6) * 1e6)))
 
 
 def seconds_of(number: int) -> float:
-    """The middle of a bin.
+    """Returns the duration in the middle of a bin, in seconds.
 
     Example:
         >>> abs(seconds_of(bin_of(0.25)) / 0.25 - 1) < 0.1
@@ -26,17 +26,17 @@ def seconds_of(number: int) -> float:
 
 
 class Slow(NamedTuple):
-    """The durations of more than ``SLOW`` medians."""
+    """Durations above ``SLOW`` medians."""
 
-    number: int  # how many there are
-    share: float  # their part of the sum of all durations, 0 to 1
+    number: int  # how many
+    share: float  # their share of the total duration, 0 to 1
 
 
 class Histogram:
     """Counts durations.
 
     Args:
-        bins: counts by bin, which this histogram goes on counting in; without it a new one.
+        bins: counts by bin, to which this histogram adds in place; a new dict by default.
 
     Example:
         >>> times = Histogram()
@@ -63,7 +63,7 @@ class Histogram:
         return sum(self.bins.values())
 
     def quantile(self, part: float) -> float:
-        """Seconds that this part of the durations does not exceed; 0.0 without any."""
+        """Duration in seconds that the given share of the durations does not exceed; 0.0 if there are none."""
         wanted, seen = part * self.count, 0
         for number in sorted(self.bins):
             seen += self.bins[number]

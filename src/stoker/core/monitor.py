@@ -1,4 +1,4 @@
-"""What the whole machine did while a command ran: memory, swap, GPUs; sampled twice a second."""
+"""Samples memory, swap and GPUs of the whole machine twice a second while a command runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .gpus import Nvml
 from .types import JsonObject
 
 SAMPLE_S = 0.5
-STALL_SPAN_S = 10.0  # over which stalls for memory are added up
+STALL_SPAN_S = 10.0  # window over which stalls for memory are added up
 
 
 class GpuUse:
-    """The mean use of a GPU from its first use to its last: before that a script starts, and after that it ends.
+    """The mean utilisation of a GPU from its first use to its last, which excludes startup and shutdown of the script.
 
     Example:
         >>> use = GpuUse()
@@ -40,7 +40,7 @@ class GpuUse:
 
 
 class SystemMonitor:
-    """Samples the machine in a thread until it is stopped.
+    """Samples the machine in a thread until stopped.
 
     Example:
         >>> monitor = SystemMonitor()
@@ -76,7 +76,8 @@ class SystemMonitor:
             use.add(per_cent)
 
     def _sample_stalls(self) -> None:
-        """The kernel's own average over ten seconds is not used: it begins with what was before this monitor."""
+        """Updates the worst share of stalled time. The kernel's own ten-second average would include the time before
+        this monitor."""
         now, total = time.monotonic(), resources.memory_stalled()
         if total is None:
             return
@@ -87,10 +88,12 @@ class SystemMonitor:
         self._stalled = max(self._stalled, (total - total_then) / 1e6 / max(STALL_SPAN_S, now - began))
 
     def stop(self) -> JsonObject:
-        """Ends sampling. Returns ``memory_stalled_max``, the share of the worst ten seconds in which some task of this
-        cgroup waited for memory (of the machine, where the kernel does not count by cgroup); bytes: ``swapped``, in and
-        out, ``memory_available_min``, ``shm_free_min``; and ``gpu_busy``, the share of each GPU's time from its first
-        use to its last; empty without NVML."""
+        """Ends sampling and returns the results.
+
+        ``memory_stalled_max`` is the share of the worst ten seconds in which some task of this cgroup waited for memory
+        (of the machine, if the kernel does not count by cgroup). ``swapped`` (in and out), ``memory_available_min`` and
+        ``shm_free_min`` are bytes. ``gpu_busy`` is each GPU's mean utilisation, 0 to 1, from its first use to its last;
+        empty without NVML."""
         self._stop.set()
         self._thread.join()
         self._gpus.close()

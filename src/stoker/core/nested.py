@@ -1,7 +1,7 @@
-"""Every tensor of a batch, whatever it is made of: pinned, or moved to a device.
+"""Pins every tensor of a nested batch, or moves it to a device.
 
-torch's rules (``torch.utils.data._utils.pin_memory``), and two more: the fields of a dataclass are looked at, and
-tensors that lie on a device are left alone instead of being an error.
+Follows torch's rules (``torch.utils.data._utils.pin_memory``), with two additions: the fields of a dataclass are
+visited, and tensors that are on a device already are left alone instead of raising an error.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 
 Each = Callable[[torch.Tensor], torch.Tensor]
 Own = Callable[[Any], Any]
-DEPTH = 8  # of objects in objects, when tensors are looked for
+DEPTH = 8  # nesting depth of objects that is searched for tensors
 
 
 def pin(data: Any, device: str | None = None) -> Any:
-    """The same batch with its tensors in page-locked memory; what lies there already is not copied.
+    """Returns the batch with its tensors in page-locked memory, without copying those that are already.
 
     Args:
-        data: tensors; tuples, named tuples, lists, mappings and dataclasses of such; objects with a ``pin_memory``
-            method, whose return value is taken. Anything else is returned as it is.
+        data: tensors; tuples, named tuples, lists, mappings and dataclasses of these; objects with a ``pin_memory``
+            method, whose return value is used. Anything else is returned as it is.
         device: torch's name of the accelerator.
 
     Example:
@@ -34,11 +34,11 @@ def pin(data: Any, device: str | None = None) -> Any:
 
 
 def move(data: Any, device: torch.device) -> Any:
-    """The same batch with its tensors on a device; copies are asked for, not waited for.
+    """Returns the batch with its tensors on a device; copies are asynchronous.
 
     Args:
-        data: as for ``pin``, with objects that have a ``to`` method.
-        device: where to.
+        data: as for ``pin``, but objects need a ``to`` method.
+        device: target device.
 
     Example:
         >>> move([torch.zeros(2), "a"], torch.device("cpu"))
@@ -48,14 +48,14 @@ def move(data: Any, device: torch.device) -> Any:
     def own(to: Callable[..., Any]) -> Any:
         try:
             return to(device, non_blocking=True)
-        except TypeError:  # a method that takes a device and nothing else
+        except TypeError:  # the method takes nothing but a device
             return to(device)
 
     return _walk(data, lambda t: t.to(device, non_blocking=True), "to", own)
 
 
 def tensors(data: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
-    """The tensors in a batch, those that objects hold as attributes included."""
+    """Yields the tensors in a batch, including those that objects hold as attributes."""
     if isinstance(data, torch.Tensor):
         yield data
     elif depth and not isinstance(data, (str, bytes, type)):
@@ -69,7 +69,7 @@ def tensors(data: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
 
 
 def pin_tensor(tensor: torch.Tensor, device: str | None = None) -> torch.Tensor:
-    """A page-locked tensor of the same values; the tensor itself where it is one, or lies on a device."""
+    """Returns a page-locked tensor of the same values; the tensor itself if it is pinned or on a device."""
     if tensor.device.type != "cpu" or tensor.is_pinned():
         return tensor
     return tensor.pin_memory(device) if device else tensor.pin_memory()
@@ -93,7 +93,7 @@ def _walk(data: Any, each: Each, method: str, own: Own) -> Any:
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         clone = copy.copy(data)
         for name in (f.name for f in dataclasses.fields(data) if hasattr(data, f.name)):
-            object.__setattr__(clone, name, _walk(getattr(data, name), each, method, own))  # frozen ones, too
+            object.__setattr__(clone, name, _walk(getattr(data, name), each, method, own))  # works for frozen ones too
         return clone
     return data
 
@@ -101,11 +101,11 @@ def _walk(data: Any, each: Each, method: str, own: Own) -> Any:
 def _mapping(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     try:
         if isinstance(data, MutableMapping):
-            clone = copy.copy(data)  # may hold more than its items
+            clone = copy.copy(data)  # copy: it may hold more than its items
             clone.update(items)
             return clone
         return type(data)(items)  # type: ignore[call-arg]
-    except TypeError:  # it cannot be made of a dict
+    except TypeError:  # cannot be built from a dict
         return items
 
 
@@ -117,5 +117,5 @@ def _sequence(data: Sequence[Any], items: list[Any]) -> Any:
                 clone[i] = x
             return clone
         return type(data)(items)  # type: ignore[call-arg]
-    except TypeError:  # it cannot be made of a list, as a range
+    except TypeError:  # cannot be built from a list, such as a range
         return items

@@ -1,10 +1,10 @@
-"""NumPy's process-wide generator, saved and put back by its memory.
+"""Saves and restores NumPy's process-wide generator by copying its memory.
 
-``numpy.random.get_state`` and ``set_state`` go number by number, 30 to 100 us each, which is half of what a small batch
-takes. Two places of memory hold the state: the 624 words of the Mersenne Twister and the position in them, whose
-address NumPy documents (``BitGenerator.ctypes``), and in the ``RandomState`` object the second half of a pair of normal
-numbers, if one waits. Where that lies is found out by setting it to known values in another object. Where either place
-does not look as expected, NumPy's own functions are used.
+``numpy.random.get_state`` and ``set_state`` convert number by number. Each takes 30 to 100 us, half the time of a small
+batch. The state lies in two places. One holds the 624 words of the Mersenne Twister and the position in them; NumPy
+documents its address (``BitGenerator.ctypes``). The other, in the ``RandomState`` object, holds the cached second
+number of a normal pair; its offset is found by setting known values in another object. If either place does not look as
+expected, NumPy's own functions are used.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 StateDict: TypeAlias = dict[str, Any]  # what ``RandomState.get_state(legacy=False)`` returns
-_WORDS = 625  # 624 words of the state, and the position in them
+_WORDS = 625  # 624 words of state, and the position in them
 _WORDS_BYTES = _WORDS * 4
-_HALF_BYTES = 16  # an int that says whether half a pair waits, four bytes of padding, and a double
+_HALF_BYTES = 16  # an int that says whether a normal number is cached, 4 bytes of padding, and the number (double)
 _bits: object = None
-_memory: tuple[Any, Any] | None = None  # ctypes arrays over the words, and over the half of a pair
+_memory: tuple[Any, Any] | None = None  # ctypes arrays over the words, and over the cached normal number
 
 
 def save() -> object:
-    """The state, comparable: the generator's memory, or ``freeze`` of a dict."""
+    """Returns the state in comparable form: the generator's memory, or ``freeze`` of a dict."""
     memory = _find_memory()
     if memory is None:
         return freeze(np.random.get_state(legacy=False))
@@ -39,7 +39,7 @@ def save() -> object:
 
 
 def restore(saved: object) -> None:
-    """Puts a state back."""
+    """Restores a state that ``save`` returned."""
     memory = _find_memory()
     if type(saved) is not bytes or memory is None:
         np.random.set_state(as_dict(saved))
@@ -51,9 +51,9 @@ def restore(saved: object) -> None:
 
 
 def seed(words: list[int]) -> None:
-    """``numpy.random.seed(words)``, in 0.1 instead of 0.6 ms in a process just forked: NumPy's function writes to 160
-    pages of memory, each of which the kernel has to copy first. Python's generator is the same Mersenne Twister, and
-    takes the same words if the last is not 0. It is left with the same state."""
+    """``numpy.random.seed(words)`` in 0.1 instead of 0.6 ms in a freshly forked process. NumPy's function writes to 160
+    pages, which the kernel must copy first. Python's generator is the same Mersenne Twister and accepts the same words
+    if the last is not 0. Python's generator ends in the same state."""
     if _find_memory() is None or not words or not words[-1]:
         np.random.seed(words)
         return
@@ -62,7 +62,7 @@ def seed(words: list[int]) -> None:
 
 
 def as_dict(saved: object) -> StateDict:
-    """What ``save`` returned, as ``RandomState.get_state(legacy=False)`` would return it."""
+    """Converts what ``save`` returned to the result of ``RandomState.get_state(legacy=False)``."""
     if type(saved) is not bytes:
         found: StateDict = thaw(saved)
         return found
@@ -73,7 +73,7 @@ def as_dict(saved: object) -> StateDict:
 
 
 def freeze(state: object) -> object:
-    """A NumPy generator's state without dicts and arrays: comparable, hashable."""
+    """Converts a NumPy generator's state to tuples and bytes, which are comparable and hashable."""
     if isinstance(state, Mapping):
         return tuple((k, freeze(v)) for k, v in state.items())
     if isinstance(state, np.ndarray):
@@ -82,7 +82,7 @@ def freeze(state: object) -> object:
 
 
 def thaw(state: object) -> Any:
-    """What ``freeze`` took."""
+    """Inverse of ``freeze``."""
     if not isinstance(state, tuple):
         return state
     if len(state) == 2 and isinstance(state[1], bytes):
@@ -91,7 +91,7 @@ def thaw(state: object) -> Any:
 
 
 def _find_memory() -> tuple[Any, Any] | None:
-    """The generator's memory; None where it cannot be used."""
+    """The generator's memory; None if it cannot be used."""
     global _bits, _memory
     bits = np.random.mtrand._rand._bit_generator
     if bits is not _bits:
@@ -108,7 +108,8 @@ def _find_memory() -> tuple[Any, Any] | None:
 
 @functools.cache
 def _half_pair_offset() -> int | None:
-    """Where in a ``RandomState`` object the half of a pair lies: an int, then a double eight bytes behind it."""
+    """Offset of the cached normal number in a ``RandomState`` object: an int, followed eight bytes later by a
+    double."""
     if sys.implementation.name != "cpython":
         return None
     other = np.random.RandomState(0)
@@ -123,5 +124,5 @@ def _half_pair_offset() -> int | None:
     return places.pop() if len(places) == 1 else None
 
 
-# When this module is imported, which also loads ``numpy.random``: each worker that is forked would take 10 ms for both.
+# At import, which also loads ``numpy.random``: otherwise each forked worker would spend 10 ms on both.
 _find_memory()
