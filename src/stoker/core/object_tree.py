@@ -1,4 +1,4 @@
-"""The objects that can be reached from an object by attributes and items. No code of their classes runs."""
+"""Walks the objects reachable from an object by attributes and items. Runs no code of their classes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from . import packages
 from .types import Attributes
 
 DEPTH = 8  # a Subset of a Subset of a dataset with a Compose of transforms with arguments
-WIDTH = 200  # attributes or items of one object that are followed
-OBJECTS = 2_000  # that ``walk`` yields, at most
+WIDTH = 200  # attributes or items of one object that are followed at most
+OBJECTS = 2_000  # yielded by ``walk`` at most
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 VALUES = (
     torch.dtype,
@@ -41,11 +41,11 @@ TABLES = ("pandas", "polars")
 _TABLE_CLASSES = ("DataFrame", "Series", "Index")
 Table: TypeAlias = Any  # one of these
 _RECORDS = ("argparse", "types")  # modules of Python's whose objects are data; those of others are locks, loggers, ...
-_CODE = (types.FunctionType, types.MethodType, functools.partial)  # what they hold has no name that other code mentions
+_CODE = (types.FunctionType, types.MethodType, functools.partial)  # other code need not mention what these hold by name
 
 
 def attributes(obj: object) -> Attributes:
-    """What an object holds in its ``__dict__`` and its slots. No code of its class runs."""
+    """Returns what an object holds in its ``__dict__`` and slots. Runs no code of its class."""
     out: Attributes = {}
     with contextlib.suppress(Exception):  # a proxy
         out.update(getattr(obj, "__dict__", {}))
@@ -58,37 +58,37 @@ def attributes(obj: object) -> Attributes:
 
 
 def is_filesystem(obj: object) -> bool:
-    """Whether it is a filesystem of fsspec's. Several threads may use one."""
+    """Whether an object is an fsspec filesystem. Several threads may share one."""
     spec = sys.modules.get("fsspec.spec")
     return spec is not None and isinstance(obj, spec.AbstractFileSystem)
 
 
 def package_of(cls: type) -> str:
-    """The package that a class is from."""
+    """The top-level package that defines a class."""
     return str(cls.__module__).partition(".")[0]
 
 
 @functools.cache
 def _is_stdlib(package: str) -> bool:
-    """Whether a package is the standard library's, and not the user's ``test`` or ``profile``."""
+    """Whether a package is from the standard library, rather than the user's own ``test`` or ``profile``."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return package in sys.stdlib_module_names and (file is None or packages.in_stdlib(file))
 
 
 def is_table(obj: object) -> TypeGuard[Table]:
-    """Whether it is a table, a column or an index of pandas' or polars'. They are data, like an array."""
+    """Whether an object is a pandas or polars table, column or index. These are data, like an array."""
     found = (getattr(sys.modules.get(package), name, None) for package in TABLES for name in _TABLE_CLASSES)
     return any(isinstance(cls, type) and isinstance(obj, cls) for cls in found)
 
 
 def children(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes and items of an object, each with what it adds to a path. Those of its class come first. A class of
-    stoker's says itself what its user gave it (``_stoker_children``)."""
+    """Yields attributes and items of an object, each with its path step; class attributes come first. A stoker class
+    defines ``_stoker_children`` to yield only what its user gave it."""
     if isinstance(obj, (dict, list, tuple, *_CODE)):
         yield from parts(obj)
     elif hasattr(type(obj), "_stoker_children"):
         yield from obj._stoker_children()
-    elif is_filesystem(obj):  # its listings and connections are no data of the dataset's
+    elif is_filesystem(obj):  # its listings and connections are not part of the dataset's data
         yield from ((f".{name}", getattr(obj, name, None)) for name in ("storage_args", "storage_options"))
     elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)) and not is_table(obj):
         package = package_of(type(obj))
@@ -97,7 +97,7 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Items of a container; what a function, a bound method or a partial holds. Nothing of other objects."""
+    """Yields the items of a container, or what a function, bound method or partial holds; nothing for other objects."""
     if isinstance(obj, dict):
         yield from ((f"[{k!r}]", v) for k, v in list(itertools.islice(obj.items(), WIDTH)))
     elif isinstance(obj, (list, tuple)):
@@ -124,13 +124,13 @@ def _of_instance(obj: object) -> Iterator[tuple[str, object]]:
 
 
 def is_read(obj: object, step: str, names: set[str] | None) -> bool:
-    """Whether code that mentions these names may follow a step from an object. None: any code."""
+    """Whether code that mentions only ``names`` can follow a step from an object. ``names`` None: any code."""
     return names is None or step[0] != "." or step[1:] in names or isinstance(obj, _CODE)
 
 
 def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Objects that can be reached by attributes and items, each with its path; no values, arrays or tensors.
-    Only attributes of these names are followed; None: all."""
+    """Yields the objects reachable by attributes and items, each with its path, except values, arrays and tensors.
+    Follows only attributes in ``names``; None: all."""
     waiting: list[tuple[str, object, int]] = [("dataset", obj, DEPTH)]
     seen: set[int] = set()
     while waiting and len(seen) < OBJECTS:

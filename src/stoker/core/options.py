@@ -1,4 +1,4 @@
-"""Knobs and Budget: the settings that travel, as frozen dataclasses that check themselves."""
+"""Knobs and Budget: the settings handed to the engine, as frozen dataclasses that validate themselves."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from functools import cached_property
 from .errors import UsageError
 from .types import Attributes
 
-BATCH_SIZE = 32  # for a dataset that is given without a loader
+BATCH_SIZE = 32  # for a dataset given without a loader
 
 
 def worker_word(method: str) -> str:
-    """``worker_method=`` in stoker's words: "process" is "multiprocessing" in torch's proposal of that argument."""
+    """Translates ``worker_method=`` to stoker's terms: torch's proposal calls "process" "multiprocessing"."""
     return "process" if method == "multiprocessing" else method
 
 
 class Workers(int):
-    """The worker count of a ``stoker.DataLoader``: an int that carries the loader's other settings. Frameworks
-    such as Accelerate build loaders of torch's class from the attributes of torch's loader. All of them copy the number
-    of workers, and with it stoker's settings. Pickled, it becomes a plain number."""
+    """The worker count of a ``stoker.DataLoader``: an int that carries the loader's other settings. Frameworks such as
+    Accelerate build torch loaders from the attributes of a loader. All of them copy the number of workers, and stoker's
+    settings with it. Pickling turns it into a plain int."""
 
     settings: Attributes | None = None  # by name
     dataset: object = None  # the loader's. A loader of another dataset ignores the settings
 
     @classmethod
     def carrying(cls, n: int, settings: Attributes, dataset: object) -> Workers:
-        """The same count, an ``AutoWorkers`` if it was one."""
+        """Wraps a count, as ``AutoWorkers`` if it was one, together with settings."""
         out = (AutoWorkers if isinstance(n, AutoWorkers) else Workers)(n)
         out.settings, out.dataset = settings, dataset
         return out
@@ -62,10 +62,10 @@ class Knobs:
     prefetch_factor: int = 2  # tasks in flight per worker, at least 1
     in_order: bool = True  # deliver in the sampler's order
     persistent: bool = False  # keep workers between epochs
-    timeout: float = 0.0  # seconds to wait for one batch; 0 is no limit
-    task_seeds: bool = False  # seed the random state of each task, not of each worker (``num_workers="auto"``)
+    timeout: float = 0.0  # seconds to wait for a batch; 0 for no limit
+    task_seeds: bool = False  # seed the random state per task, not per worker (``num_workers="auto"``)
     shared: bool = False  # any free worker takes the next task; only with task seeds
-    # tasks in flight per worker while batches are small, so that a slow sample does not stop the others. 0:
+    # tasks in flight per worker while batches are small, so that a slow sample does not stall the others. 0:
     # ``prefetch_factor``
     ahead: int = 0
 
@@ -77,7 +77,7 @@ class Knobs:
 
     @cached_property  # both are read for each batch
     def window(self) -> int:
-        """Tasks in flight over all workers, at most."""
+        """Upper bound of tasks in flight over all workers."""
         return self.num_workers * max(self.ahead, self.prefetch_factor)
 
     @cached_property
@@ -91,9 +91,9 @@ class Budget:
     """How much memory the transport may hold."""
 
     lease_bytes: int  # bytes of slots that the consumer may keep; beyond that, batches are copied out of their slots
-    lease_slots: int = 512  # the same bound as a count, because every slot is a mapping
+    lease_slots: int = 512  # the same bound as a count, because every slot is a memory mapping
     flight_bytes: int = 1 << 62  # bytes of prefetched batches, over all workers; one batch is always allowed
-    strict: bool = False  # the user has set ``flight_bytes``: a batch that does not fit is an error
+    strict: bool = False  # the user set ``flight_bytes``: a batch that does not fit is an error
 
     def __post_init__(self) -> None:
         if self.lease_bytes < 0 or self.lease_slots < 0 or self.flight_bytes < 0:
@@ -108,7 +108,7 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 def parse_bytes(value: int | float | str, of: int, name: str = "budget") -> int:
-    """An amount of memory as a user writes it: bytes, ``"4GB"``, ``"512 MiB"``, or a share of ``of`` as a float.
+    """Parses an amount of memory as a user writes it: bytes, ``"4GB"``, ``"512 MiB"``, or a share of ``of`` as a float.
 
     Raises:
         UsageError: anything else; the message has the value.

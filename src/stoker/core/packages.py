@@ -1,6 +1,6 @@
-"""Which package a file of Python code belongs to, by the folder that the package is installed in.
+"""Tells which package a Python file belongs to, from the folder in which the package is installed.
 
-Names of folders prove nothing: a project may be cloned into a folder called ``stoker``, and scripts may be in one
+Folder names alone prove nothing: a project may be cloned into a folder called ``stoker``, and scripts may lie in one
 called ``multiprocessing``.
 """
 
@@ -17,33 +17,33 @@ import sysconfig
 
 
 def folder(path: str) -> str:
-    """The folder of a file, with a separator at its end."""
+    """The folder of a file, with a trailing separator."""
     return os.path.join(os.path.dirname(os.path.abspath(path)), "")
 
 
 PACKAGE = folder(os.path.dirname(os.path.abspath(__file__)))  # stoker's own; this file is one folder deeper
-OWN = (PACKAGE, f"{PACKAGE[:-1]}_")  # and packages beside it, as ``stoker_ray``
+OWN = (PACKAGE, f"{PACKAGE[:-1]}_")  # and packages beside it, such as ``stoker_ray``
 STDLIB = folder(os.__file__)
-IPYTHON_CELL = "<ipython-input-"  # the file of what is typed into IPython; Jupyter names one of /tmp
+IPYTHON_CELL = "<ipython-input-"  # file name of code typed into IPython; Jupyter uses a file in /tmp
 
 
 @functools.cache
 def torch() -> str:
-    """torch's folder, found without importing torch; a path that no file has, if torch is not installed."""
+    """torch's folder, found without importing torch; a path that no file can have if torch is not installed."""
     spec = importlib.util.find_spec("torch")
     return folder(spec.origin) if spec is not None and spec.origin else "\0"
 
 
 @functools.cache
 def torch_file(*names: str) -> str:
-    """A file of torch's, as its code objects name it: ``torch_file("utils", "data", "dataset.py")``."""
+    """A file of torch's, under the name that its code objects have: ``torch_file("utils", "data", "dataset.py")``."""
     return os.path.join(torch(), *names)
 
 
 @functools.cache
 def libraries() -> tuple[str, ...]:
-    """Folders of installed packages: the interpreter's own, and those of ``sys.path`` in which an installer has left
-    its records, but not the script's own folder."""
+    """Folders of installed packages: the interpreter's own, and those on ``sys.path`` that contain ``.dist-info``
+    records. Excludes the script's own folder."""
     found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     with contextlib.suppress(AttributeError):  # the "site" of an old virtualenv has no such functions
         found += [*site.getsitepackages(), site.getusersitepackages()]
@@ -56,7 +56,7 @@ def libraries() -> tuple[str, ...]:
 
 
 def installed(path: str) -> str:
-    """The file's path inside the folder of installed packages, or of the standard library; "" for other files.
+    """The file's path relative to the folder of installed packages or of the standard library; "" for other files.
 
     Example:
         >>> installed(contextlib.__file__)
@@ -67,13 +67,13 @@ def installed(path: str) -> str:
 
 
 def in_stdlib(path: str) -> bool:
-    """Whether the file is of the standard library; installed packages may be inside its folder."""
+    """Whether a file is part of the standard library. Installed packages inside its folder do not count."""
     return path.startswith(STDLIB) and not path.startswith(libraries())
 
 
-@functools.cache  # a sampler of stacks asks for each frame
+@functools.cache  # the stack sampler calls this for each frame
 def is_users(path: str) -> bool:
-    """Whether code is neither stoker's nor a library's."""
+    """Whether a file contains the user's code: neither stoker's nor a library's."""
     if path.startswith(IPYTHON_CELL):
         return True
     return not path.startswith(("<", *OWN, torch())) and not installed(path)

@@ -1,4 +1,4 @@
-"""Replaces methods of classes that are not stoker's for a while, and puts them back."""
+"""Temporarily replaces methods of foreign classes, and restores them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Patches:
-    """The methods that are replaced now.
+    """The methods that are currently replaced.
 
-    If another library has wrapped a replacement meanwhile, putting the original back would remove its wrapper too. Such
-    a replacement stays in place, and is not made again: it must do nothing while it is not wanted.
+    If another library has wrapped a replacement in the meantime, restoring the original would remove its wrapper as
+    well. Such a replacement stays in place and is not made again; it must do nothing while it is not wanted.
 
     Example:
         >>> class A:
@@ -26,12 +26,13 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        # methods that call the function stored here, by class and name, so that they need not be replaced
+        # by class and name, functions that replaced methods look up here on each call: the method itself need not be
+        # replaced
         self.late: dict[tuple[object, str], Any] = {}
-        self._put: dict[tuple[object, str], tuple[object, object]] = {}  # the old and the new attribute
+        self._put: dict[tuple[object, str], tuple[object, object]] = {}  # the original and the new attribute
 
     def put(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
-        """Replaces ``owner.name`` by ``make(owner.name)``, once."""
+        """Replaces ``owner.name`` by ``make(owner.name)``, unless it is replaced already."""
         key = owner, name
         if key in self._put:
             return
@@ -45,7 +46,7 @@ class Patches:
         setattr(owner, name, now)
 
     def undo(self) -> None:
-        """Puts back the originals of replacements that are still in place."""
+        """Restores the originals of replacements that are still in place."""
         for (owner, name), (own, now) in list(self._put.items()):
             if now is None or vars(owner).get(name) is not now:
                 continue
@@ -57,6 +58,6 @@ class Patches:
 
 
 def subclasses(cls: Any) -> list[Any]:
-    """The subclasses of a class that exist now, of any depth."""
+    """All subclasses of a class that exist now, direct and indirect."""
     found = [s for direct in cls.__subclasses__() for s in (direct, *subclasses(direct))]
     return list(dict.fromkeys(found))

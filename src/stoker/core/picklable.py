@@ -1,4 +1,4 @@
-"""Whether an object can be pickled, tried without a copy of it: a dataset may take half of the memory."""
+"""Tests whether an object can be pickled, without copying it: a dataset may take half of the memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-MAX_ITEMS = 1000  # of a container that are tried; the others are assumed to be of the same kind
-MAX_OBJECTS = 1_000_000  # that are tried, half a second; if they pass, the whole is assumed to pass
+MAX_ITEMS = 1000  # items of a container that are tried; the others are assumed to be of the same kind
+MAX_OBJECTS = 1_000_000  # objects tried, which takes half a second; if they pass, the rest is assumed to pass
 CONTAINERS = (list, tuple, dict, set, frozenset)
 NUMBERS = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
 
 
 def refused(obj: object) -> Exception | None:
-    """The error that multiprocessing's pickler raises for an object when it starts a process; None if there is none."""
+    """Returns the error that multiprocessing's pickler would raise for an object when it starts a process; None if
+    none."""
     trial = _Trial()
     registered: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     trial.dispatch_table = {**copyreg.dispatch_table, **registered}
@@ -35,7 +36,7 @@ def refused(obj: object) -> Exception | None:
 
 
 def culprit(obj: object, path: str, depth: int = 0) -> str | None:
-    """Path of the innermost attribute or item that pickle refuses; None if it refuses none."""
+    """Path of the innermost attribute or item that pickle rejects; None if it rejects none."""
     if refused(obj) is None:
         return None
     inner: list[tuple[str, object]] = []
@@ -54,28 +55,29 @@ def culprit(obj: object, path: str, depth: int = 0) -> str | None:
 
 
 class _Enough(Exception):
-    """``MAX_OBJECTS`` have passed."""
+    """``MAX_OBJECTS`` objects have passed."""
 
 
 class _Null:
-    """A file that drops what is written to it."""
+    """A file that discards what is written to it."""
 
     def write(self, data: bytes) -> int:
         return len(data)
 
 
 class _Trial(pickle.Pickler):
-    """Pickles, and drops the result. Bytes of tensors and arrays are skipped; of a long container a few are tried."""
+    """Pickles and discards the result. Skips the bytes of tensors and arrays; tries only some items of a long
+    container."""
 
     def __init__(self) -> None:
         super().__init__(_Null(), protocol=5, buffer_callback=lambda _: None)
-        # items of long containers; they are tried last, so that objects after the container are tried too
+        # items of long containers, tried last: otherwise they would use up the budget for objects after the container
         self.later: deque[object] = deque()
         self._long: dict[int, object] = {}  # keeps the containers alive: another object could get the id of a freed one
         self._left = MAX_OBJECTS
 
     def persistent_id(self, obj: Any) -> str | None:
-        """Called with each object; a text in its place means that it is not to be pickled."""
+        """Called for each object; returning a string excludes the object from pickling."""
         self._left -= 1
         if self._left < 0:
             raise _Enough

@@ -1,8 +1,8 @@
 """Unix sockets in a folder that only this user may enter.
 
-A socket in the abstract namespace (unix(7)) has no permissions: every user, and every container that shares the network
-of the machine, can connect to it. One in a folder of mode 700 is reached by processes of the same user to which the
-folder is mounted, and by no others.
+A socket in the abstract namespace (unix(7)) has no permissions: every user, and every container that shares the
+machine's network namespace, can connect to it. A socket in a folder of mode 700 is reachable only for processes of the
+same user that have the folder mounted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-REPORTS = "reports"  # the name of the socket to which watched processes report
-PREFIX = "stoker-"  # of the folders' names
-MOST_BYTES = 107  # of a socket's path (unix(7))
-BACKLOG = 4096  # connections that wait; the kernel may allow fewer
-RETRY_S = 0.05  # after a connection that could not be accepted
+REPORTS = "reports"  # name of the socket to which watched processes report
+PREFIX = "stoker-"  # of folder names
+MOST_BYTES = 107  # maximum length of a socket's path (unix(7))
+BACKLOG = 4096  # pending connections; the kernel may allow fewer
+RETRY_S = 0.05  # delay after a connection could not be accepted
 SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
 
 
 def listen_in_new_folder() -> tuple[str, socket.socket]:
-    """A folder in the temp folder, and the server ``REPORTS`` in it. Removes folders that runs have left there which
-    were killed. Raises OSError: neither can be made there."""
+    """Creates a folder in the temporary folder, with the server ``REPORTS`` in it. Also removes the folders of runs
+    that were killed. Raises OSError if it cannot create either."""
     for old in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*", REPORTS)):
         with contextlib.suppress(OSError), _entered(os.path.dirname(old)) as fd, _locked(fd):
             try:
@@ -37,7 +37,7 @@ def listen_in_new_folder() -> tuple[str, socket.socket]:
                 shutil.rmtree(os.path.dirname(old))
     folder = tempfile.mkdtemp(prefix=PREFIX)  # of mode 700
     try:
-        with _entered(folder) as fd, _locked(fd):  # until it listens, it would seem left
+        with _entered(folder) as fd, _locked(fd):  # until it listens, it would look abandoned
             return folder, _listen(fd, folder, REPORTS)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,7 +46,7 @@ def listen_in_new_folder() -> tuple[str, socket.socket]:
 
 @contextlib.contextmanager
 def _entered(folder: str) -> Iterator[int]:
-    """A descriptor of the folder. Raises OSError: it is not there, or other users may enter it."""
+    """Yields a descriptor of the folder. Raises OSError if the folder does not exist or other users may enter it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -63,17 +63,17 @@ def _locked(fd: int) -> Iterator[None]:
     try:
         yield
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that another thread has forked has the descriptor, too
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked by another thread may hold the descriptor too
 
 
 def _in_folder(fd: int, name: str) -> str:
-    return f"/proc/self/fd/{fd}/{name}"  # short, and the folder that was looked at
+    return f"/proc/self/fd/{fd}/{name}"  # short, and certainly the folder that was checked
 
 
 def _listen(fd: int, folder: str, name: str) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path = os.path.join(folder, name)  # programs that clean temp folders look for it in /proc/net/unix
+        path = os.path.join(folder, name)  # a full path: programs that clean temp folders look for it in /proc/net/unix
         server.bind(path if len(os.fsencode(path)) <= MOST_BYTES else _in_folder(fd, name))
         server.listen(BACKLOG)
     except BaseException:
@@ -83,8 +83,8 @@ def _listen(fd: int, folder: str, name: str) -> socket.socket:
 
 
 def connect(folder: str, name: str, timeout: float) -> socket.socket:
-    """A connection to a server, with this time limit in seconds. Raises OSError: nobody listens there, or too many
-    connections wait."""
+    """Connects to a server, with a timeout in seconds. Raises OSError if nobody listens or too many connections are
+    pending."""
     with _entered(folder) as fd:
         return _connect(fd, folder, name, timeout)
 
@@ -93,7 +93,7 @@ def _connect(fd: int, folder: str, name: str, timeout: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout)
-        is_there = os.path.exists("/proc/self/fd")  # not everywhere
+        is_there = os.path.exists("/proc/self/fd")  # not on every system
         connection.connect(_in_folder(fd, name) if is_there else os.path.join(folder, name))
     except BaseException:
         connection.close()
@@ -102,18 +102,18 @@ def _connect(fd: int, folder: str, name: str, timeout: float) -> socket.socket:
 
 
 def meet(folder: str, name: str, timeout: float) -> tuple[socket.socket, bool]:
-    """A server, for the first who asks for this name, and a connection to it for the others; and whether it is the
-    server. Raises OSError: neither is possible."""
+    """Returns ``(socket, is_server)``: a server for the first caller of this name, a connection to it for the others.
+    Raises OSError if neither is possible."""
     with _entered(folder) as fd, _locked(fd):
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return _connect(fd, folder, name, timeout), False
-        with contextlib.suppress(FileNotFoundError):  # of a process that has ended
+        with contextlib.suppress(FileNotFoundError):  # left by a process that has ended
             os.unlink(name, dir_fd=fd)
         return _listen(fd, folder, name), True
 
 
 def connections(server: socket.socket) -> Iterator[socket.socket]:
-    """Connections to a server until it is closed, also after a shortage of descriptors or memory."""
+    """Yields connections to a server until it is closed; survives a shortage of descriptors or memory."""
     while True:
         try:
             connection, _ = server.accept()

@@ -1,7 +1,7 @@
-"""Worker processes: what starts them, and the one order in which they are ended.
+"""Worker processes: how they are started, and the single order in which they are shut down.
 
-Told to leave (stop flag, STOP message, end of pipes) -> joined under one deadline for all -> SIGTERM -> SIGKILL. Slots
-need no step of their own: their memory is anonymous and is freed with the last mapping.
+Ask to leave (stop flag, STOP message, end of pipes) -> join all under one deadline -> SIGTERM -> SIGKILL. Slots need no
+step of their own: their memory is anonymous and is freed with the last mapping.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
-LEAVE_S = 5.0  # for all workers together: time to finish the current sample. torch gives each worker 5 s
+LEAVE_S = 5.0  # for all workers together, to finish the current sample. torch allows 5 s for each worker
 TERM_S = 1.0  # between SIGTERM and SIGKILL
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # before a fork: the child writes to fewer pages
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """SIGKILL for this process when its parent ends (prctl(2)). ``parent``: pid, if that is known; where it has ended
-    meanwhile, this process ends at once."""
+    """Has the kernel send SIGKILL to this process when its parent ends (prctl(2)). ``parent``: its pid, if known; if it
+    has already ended, this process exits at once."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent and os.getppid() != parent:
@@ -34,7 +34,7 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 def core_wait_s() -> float:
-    """Seconds for which this thread could have run but had no core; 0.0 where the system does not say."""
+    """Seconds for which this thread was runnable but had no core; 0.0 if the system does not report it."""
     try:
         with open("/proc/thread-self/schedstat") as f:
             return int(f.read().split()[1]) / 1e9
@@ -44,7 +44,7 @@ def core_wait_s() -> float:
 
 def starts_processes(context: object) -> bool:
     """Whether a multiprocessing context starts processes by fork, spawn or forkserver. Other contexts may not: in
-    MONAI's ``ThreadDataLoader(use_thread_workers=True)`` a ``Process`` is a thread. ``context``: of a loader; None
+    MONAI's ``ThreadDataLoader(use_thread_workers=True)`` a ``Process`` is a thread. ``context``: a loader's; None
     stands for ``torch.multiprocessing``."""
     if context is None:
         return True
@@ -54,8 +54,8 @@ def starts_processes(context: object) -> bool:
 
 
 def method_of(context: object) -> str:
-    """By which method a multiprocessing context starts processes; "" where it does not say. multiprocessing itself
-    takes its default as chosen when it is asked, and then the script could set no other one."""
+    """Start method of a multiprocessing context; "" if it does not report one. Asking multiprocessing itself would fix
+    its default, and the script could no longer choose another."""
     ask = getattr(context, "get_start_method", None)
     if ask is None:
         return ""
@@ -65,20 +65,21 @@ def method_of(context: object) -> str:
 
 
 def alive(process: BaseProcess) -> bool:
-    """Whether a process runs. User code may reap this process' children (SIGCHLD ignored, a ``waitpid(-1)`` in a
-    thread); ``is_alive`` then stays true for ever, although the sentinel is closed."""
+    """Whether a process runs. If user code reaps this process' children (SIGCHLD ignored, ``waitpid(-1)`` in a thread),
+    ``is_alive`` stays true forever although the sentinel is closed."""
     if not process.is_alive():
         return False
     poll = select.poll()
     poll.register(process.sentinel, select.POLLIN)
     if not poll.poll(0):
         return True
-    pid = process.pid  # None: what was to fork it has ended before
+    pid = process.pid  # None: the forkserver that should have forked it has ended
     return pid is not None and not _reaped(pid)
 
 
 def kill(pid: int) -> None:
-    """Kills a child of this process and reaps it. If it is reaped already, its id may be another process'."""
+    """Kills and reaps a child of this process, unless it was reaped already: its id may belong to another process by
+    now."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         if not _reaped(pid):
             os.kill(pid, signal.SIGKILL)
@@ -94,7 +95,7 @@ def _reaped(pid: int) -> bool:
 
 
 def join(processes: Sequence[BaseProcess], leave_s: float = LEAVE_S) -> None:
-    """Waits for processes that have been told to leave, and kills those that do not leave."""
+    """Waits for processes that were told to leave, and kills those that do not."""
     deadline = time.monotonic() + leave_s
     try:
         for p in processes:

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-QUIET_S = 2.0  # a command that is done sooner prints no progress
+QUIET_S = 2.0  # a command that finishes sooner prints no progress
 REDRAWS_PER_S = 4
 
 
 class Progress:
-    """On a terminal one line that is redrawn; elsewhere one line of text, once the command has taken two seconds.
+    """Shows one line, redrawn, on a terminal; elsewhere a single line of text after two seconds.
 
-    The line is drawn by a thread: the clock goes on while one batch takes long. Leaving the ``with`` erases it.
+    A thread draws the line, so the clock keeps running during a slow batch. Leaving the ``with`` erases it.
 
     Args:
         name: what the command works on.
-        time_limit_s: seconds that it may take; None if it has no limit.
-        doing: what the command does with it, for a line of text.
+        time_limit_s: seconds that it may take; None for no limit.
+        doing: verb for the line of text.
     """
 
     def __init__(self, name: str, time_limit_s: float | None = None, doing: str = "measuring") -> None:
@@ -43,7 +43,7 @@ class Progress:
         if sys.stderr.isatty() and not console.is_dumb_terminal:
             from rich.live import Live
 
-            # Workers are forked meanwhile: a redirected stdout would take the console's lock along into them.
+            # Workers are forked meanwhile: they would inherit the console's lock through a redirected stdout.
             self._live = Live(
                 get_renderable=self._line,
                 console=console,
@@ -67,7 +67,7 @@ class Progress:
         self._text = text
 
     def samples(self, done: int, total: int, failed: int = 0) -> None:
-        """Shows how far a loop over samples is; see ``samples_done``."""
+        """Shows the progress of a loop over samples; see ``samples_done``."""
         self(samples_done(done, total, time.monotonic() - self._began, failed))
 
     def end(self) -> None:
@@ -94,7 +94,7 @@ class Progress:
 
 
 def samples_done(done: int, total: int | None, seconds: float, failed: int = 0) -> str:
-    """How far a loop over samples is, and how long the rest will take.
+    """Describes the progress of a loop over samples, and the time left.
 
     Example:
         >>> samples_done(50, 200, 10.0, 3)

@@ -1,6 +1,6 @@
-"""Random state: of the process-wide generators of torch, NumPy and Python, and of generators that objects hold.
+"""Random state of torch's, NumPy's and Python's process-wide generators, and of generators that objects hold.
 
-A state is captured, compared, put back, and written as text for state dicts. Every captured value is made of bytes,
+Captures, compares, restores states, and writes them as text for state dicts. Every captured value consists of bytes,
 numbers and tuples, so values can be compared, hashed and pickled.
 """
 
@@ -30,8 +30,8 @@ Generator: TypeAlias = (
 Value: TypeAlias = object  # one generator's state
 
 PROCESS_WIDE = ("torch", "python", "numpy")
-NAMES = frozenset(PROCESS_WIDE) | {"generator"}  # in a state dict
-BASE64 = ":"  # begins a text in base 64; texts of version 1 are in base 85, which has no such digit
+NAMES = frozenset(PROCESS_WIDE) | {"generator"}  # as used in a state dict
+BASE64 = ":"  # first character of base64 text; version 1 wrote base85, whose alphabet lacks it
 MAX_TEXT_BYTES = 1 << 16  # of one generator's state; a text that unpacks to more was not written here
 MT_WORDS = 624  # of a Mersenne Twister
 
@@ -72,17 +72,17 @@ class RandomState:
     __hash__ = None  # type: ignore[assignment]
 
     def moved(self, now: RandomState | None = None) -> list[str]:
-        """The names of generators whose state is another one ``now``; None: at this moment."""
+        """Names of generators whose state differs ``now``. None: compares with the current state."""
         if now is None:
             now = RandomState(self._others.items(), self.values)
         return [name for name, value in self.values.items() if now.values.get(name) != value]
 
     def in_order(self) -> list[Value]:
-        """All states, to be compared whatever the generators are called."""
+        """All states, for a comparison that ignores the generators' names."""
         return list(self.values.values())
 
     def restore(self) -> None:
-        """Puts all generators back."""
+        """Restores the state of all generators."""
         for name, value in self.values.items():
             if name in self._others:
                 set_state(self._others[name], value)
@@ -94,12 +94,12 @@ class RandomState:
                 numpy_state.restore(value)
 
     def to_bytes(self) -> bytes:
-        """The process-wide generators' states for another process of this run; 10 KB, 40 microseconds."""
+        """Serializes the process-wide generators' states for another process of this run; 10 KB, 40 us."""
         return pickle.dumps(self.values, protocol=5)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RandomState:
-        """What ``to_bytes`` wrote in a process of this run."""
+        """Inverse of ``to_bytes``, within the same run."""
         state = cls((), ())
         state.values = pickle.loads(raw)
         return state
@@ -117,7 +117,8 @@ class RandomState:
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, str], generator: torch.Generator | None) -> RandomState:
-        """The states that ``to_text`` wrote, by name. Raises StateError: a text is not of a generator of that name."""
+        """Parses states that ``to_text`` wrote, by name. Raises StateError if a text is not valid for a generator of
+        that name."""
         if "generator" in texts and generator is None:
             raise StateError("the state dict has random state for the sampler's generator, and the sampler has none")
         state = cls((), ())
@@ -133,7 +134,7 @@ class RandomState:
         return state
 
     def restore_saved(self) -> None:
-        """``restore`` for states from a state dict. Raises StateError: a generator does not take its state."""
+        """``restore`` for states from a state dict. Raises StateError if a generator rejects its state."""
         try:
             self.restore()
         except (RuntimeError, TypeError, ValueError, OverflowError) as e:
@@ -142,7 +143,7 @@ class RandomState:
 
 @contextmanager
 def preserved(*generators: Generator | None) -> Iterator[None]:
-    """Puts the process-wide generators, CUDA's and ``generators`` back as they were, whatever is drawn inside."""
+    """Restores the process-wide generators, CUDA's and ``generators`` on exit, whatever was drawn inside."""
     before = RandomState([(str(k), g) for k, g in enumerate(generators) if g is not None])
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
@@ -180,12 +181,13 @@ def set_state(generator: Generator, state: Value) -> None:
 
 
 def bit_generator(generator: np.random.Generator | np.random.BitGenerator) -> np.random.BitGenerator:
-    """What holds the state of a NumPy generator."""
+    """Returns the object that holds the state of a NumPy generator."""
     return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
 
 
 def set_from_text(generator: torch.Generator, text: str) -> None:
-    """Sets a generator to a state from a state dict. Raises StateError: the state is of another kind of generator."""
+    """Sets a generator to a state from a state dict. Raises StateError if the state is for another kind of
+    generator."""
     try:
         set_state(generator, from_text(text))
     except (RuntimeError, TypeError, ValueError) as e:
@@ -195,19 +197,19 @@ def set_from_text(generator: torch.Generator, text: str) -> None:
 # -- as text
 
 
-@functools.lru_cache(maxsize=64)  # scripts save after each step, and most generators have not moved since the last one
+@functools.lru_cache(maxsize=64)  # scripts save after each step, and most generators have not moved since
 def to_text(raw: bytes) -> str:
-    """Bytes as text. Bytes of the same significance come together, because half of torch's are always zero."""
+    """Encodes bytes as text. Groups bytes of the same significance, because half of torch's are always zero."""
     if len(raw) % 8 == 0:
         raw = np.frombuffer(raw, np.uint8).reshape(-1, 8).T.tobytes()
     return BASE64 + base64.b64encode(zlib.compress(raw, 1)).decode()
 
 
 def from_text(text: str) -> bytes:
-    """The bytes that ``to_text`` took. Raises ValueError: the text was not written by ``to_text``."""
+    """Inverse of ``to_text``. Raises ValueError if ``to_text`` did not write the text."""
     try:
         decoder = zlib.decompressobj()
-        # State dicts of version 1 have base 85, whose encoder is 40 times slower.
+        # Version 1 wrote base85, whose encoder is 40 times slower.
         packed = base64.b64decode(text[1:], validate=True) if text[:1] == BASE64 else base64.b85decode(text)
         raw = decoder.decompress(packed, MAX_TEXT_BYTES)
     except (ValueError, binascii.Error, zlib.error):
@@ -220,7 +222,8 @@ def from_text(text: str) -> bytes:
 
 
 def _twister_text(words: Iterable[int], gauss: float | None) -> str:
-    """The words of a Mersenne Twister, then whether half a pair of normal numbers waits, and that; 64 bits each."""
+    """Encodes the words of a Mersenne Twister, then whether a normal number is cached, then that number; 64 bits
+    each."""
     bits = 0 if gauss is None else struct.unpack("<Q", struct.pack("<d", gauss))[0]
     return to_text(np.array([*words, gauss is not None, bits], np.uint64).tobytes())
 
@@ -265,13 +268,13 @@ _READ: dict[str, Callable[[str], Value]] = {"python": _read_python, "numpy": _re
 
 
 def owns_global_generators() -> bool:
-    """Whether no other thread draws from the process' generators meanwhile."""
+    """Whether no other thread can draw from the process-wide generators."""
     info = torch.utils.data.get_worker_info()
     return getattr(info, "worker_method", "process") != "thread"
 
 
 def is_one_draw(before: RandomState, after: RandomState) -> bool:
-    """Whether torch's global generator gave one 64-bit number between two moments."""
+    """Whether torch's global generator gave exactly one 64-bit number between two states."""
     generator = torch.Generator()
     set_state(generator, before.values["torch"])
     torch.empty((), dtype=torch.int64).random_(generator=generator)

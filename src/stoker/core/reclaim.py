@@ -1,4 +1,4 @@
-"""Memory that this process can give back to the system at any time: caches. Whoever runs short asks here first."""
+"""Registry of caches whose memory can be freed at any time. Code that runs short of memory asks here first."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """Something that holds memory which nobody needs to have."""
+    """A holder of memory that nobody needs."""
 
     def give_back(self, reason: str) -> int:
-        """Gives all of it back, for good. ``reason``: for people. Returns the bytes, 0 where there are none."""
+        """Frees all of it permanently. ``reason``: readable text. Returns the bytes freed, 0 if there were none."""
 
 
 _holders: set[weakref.ref[Holder]] = set()
 
 
 def add(holder: Holder) -> None:
-    """From now on it is asked, while it lives."""
+    """Registers a holder for as long as it lives."""
     _holders.add(weakref.ref(holder, _holders.discard))
 
 
 def give_back(reason: str) -> int:
-    """Has every holder of this process give back its memory. Returns the bytes."""
-    holders = [ref() for ref in _holders.copy()]  # copied in one step: other threads add some
+    """Has every holder of this process free its memory. Returns the bytes freed."""
+    holders = [ref() for ref in _holders.copy()]  # copied in one step: other threads may add holders
     return sum(holder.give_back(reason) for holder in holders if holder is not None)

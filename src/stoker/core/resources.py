@@ -1,10 +1,10 @@
 """What this machine really grants: cores, memory, shared memory, page-locked memory, GPUs, pressure.
 
-``os.cpu_count()`` and ``/proc/meminfo`` speak of the host. A container is granted less: by affinity
-(sched_getaffinity(2)), by CPU quota (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``), by a memory limit (v2
-``memory.max``, v1 ``memory.limit_in_bytes``; Linux' admin-guide/cgroup-v2 and cgroup-v1/memory). Everything here is
-read from files and takes a millisecond; what cannot be read is ``None``, never an error. psutil, which knows the host
-but not the cgroup, is not used here: workers and the first batch would wait for its import.
+``os.cpu_count()`` and ``/proc/meminfo`` describe the host. A container may be granted less: by affinity
+(sched_getaffinity(2)), by CPU quota (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``), or by a memory limit (v2
+``memory.max``, v1 ``memory.limit_in_bytes``; Linux' admin-guide/cgroup-v2 and cgroup-v1/memory). Everything is read
+from files within a millisecond; an unreadable value is ``None``, never an error. psutil is not used: it does not know
+the cgroup, and workers and the first batch would wait for its import.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .gpus import Gpu, gpus
 from .types import JsonObject
 
 NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
-WORKER_BYTES = 32 << 20  # of a forked worker, as long as none has been measured
-LOW_SHARE = 0.05  # of the memory granted: less than that available is short
+WORKER_BYTES = 32 << 20  # assumed for a forked worker until one is measured
+LOW_SHARE = 0.05  # of the memory granted: memory is short if less is available
 LOW_LEAST = 256 << 20  # bytes; the same for a small machine
-SCARCE = 64  # processes and threads
-SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs room for some batches
+SCARCE = 64  # limit of processes and threads below which they are scarce
+SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs room for several batches
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Machine:
     swap_used: int  # swap in use on the host
     shm: int | None  # size of ``/dev/shm``; shm_free: free bytes there
     shm_free: int | None
-    open_files: int | None  # limit of open descriptors
+    open_files: int | None  # limit on open descriptors
     # PSI "some avg10" per cent for cpu, memory and io, if the kernel reports it
     pressure: dict[str, float] = field(default_factory=dict)
     gpus: list[Gpu] = field(default_factory=list)  # accelerators, by NVML
@@ -140,7 +140,7 @@ def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
 
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
-    """Processes of this process' memory cgroup that the kernel's out-of-memory killer has ended so far (cgroup v2's
+    """Number of processes in this process' memory cgroup that the out-of-memory killer has killed so far (cgroup v2's
     ``memory.events``, v1's ``memory.oom_control``); None if the kernel does not count them."""
     for d in _cgroup_dirs("memory", root, proc):
         for name in ("memory.events", "memory.oom_control"):
@@ -180,15 +180,15 @@ def pressure() -> dict[str, float]:
 
 
 def memory_stalled(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
-    """Microseconds so far in which some task waited for memory (PSI): of this process' cgroup where the kernel counts
-    for it (v2), else of the machine; None without."""
+    """Microseconds so far in which some task waited for memory (PSI): in this process' cgroup if the kernel counts per
+    cgroup (v2), else on the machine; None without PSI."""
     own = [d + "memory.pressure" for d in _cgroup_dirs("memory", root, proc)[:1]]
     some = next(filter(None, map(_psi, (*own, f"{proc}/pressure/memory"))), {})
     return _number(some.get("total"))
 
 
 def _psi(file: str | Path) -> dict[str, str]:
-    """The "some" line of a file of PSI; empty where it cannot be read."""
+    """The "some" line of a PSI file; empty if it cannot be read."""
     for line in (_read(file) or "").splitlines():
         if line.startswith("some"):
             return dict(word.split("=") for word in line.split()[1:])
@@ -209,8 +209,8 @@ def memory_granted() -> int:
 
 def ranks() -> int:
     """Processes of one distributed run on this machine, which share its cores and memory; 1 without such a run.
-    Launchers set it in the environment: torchrun and what is built on it, Open MPI, Slurm. Without a launcher
-    (Lightning, ``torch.multiprocessing.spawn``) all ranks are on this machine if they meet at its own address."""
+    Launchers set it in the environment: torchrun and tools based on it, Open MPI, Slurm. Without a launcher (Lightning,
+    ``torch.multiprocessing.spawn``), all ranks are on this machine if they meet at a loopback address."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
         found = re.match(r"[1-9]\d*", os.environ.get(name, ""))
         if found:
@@ -239,14 +239,13 @@ def memory_available() -> int:
 
 
 def memory_low() -> int:
-    """Bytes of memory that are to stay available: a twentieth of what is granted, 256 MB at least, and a quarter where
-    that is less."""
+    """Bytes that must stay available: a twentieth of the memory granted, at least 256 MB, but at most a quarter."""
     granted = memory_granted()
     return min(granted // 4, max(LOW_LEAST, int(LOW_SHARE * granted)))
 
 
 def workers_bound(each: int) -> tuple[int, str]:
-    """How many workers of ``each`` bytes this process can have at most, and which limit says so."""
+    """Upper bound for workers of ``each`` bytes in this process, and a description of the limit that sets it."""
     available, n = memory_available(), ranks()
     words = f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB"
     bounds = [(available // (max(1, each) * n), words if n == 1 else f"{words} in each of {n} ranks")]
@@ -260,8 +259,8 @@ def workers_bound(each: int) -> tuple[int, str]:
 
 
 def threads_are_scarce() -> bool:
-    """Whether the user may have so few processes and threads (``ulimit -u``) that stoker starts none that it can do
-    without: a script may need the last ones."""
+    """Whether the user may have so few processes and threads (``ulimit -u``) that stoker avoids optional ones: a script
+    may need the last."""
     most = _limit("RLIMIT_NPROC")
     return most is not None and most < SCARCE
 
@@ -273,8 +272,8 @@ def pss(pid: int | str = "self") -> int:
 
 
 def pss_and_private(pid: int | str = "self") -> tuple[int, int]:
-    """The same, and bytes of memory of the process alone: without pages shared since a fork, files, and shared memory,
-    also if no other process has that mapped at the moment. Reading them walks the page tables: milliseconds."""
+    """Like ``pss``, plus bytes private to the process. Those exclude pages shared since a fork, files, and shared
+    memory, even if no other process maps it at the moment. Reading them walks the page tables: milliseconds."""
     found = _sizes(f"/proc/{pid}/smaps_rollup")
     own = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
     return found.get("Pss", 0), max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))

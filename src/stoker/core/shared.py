@@ -1,8 +1,8 @@
-"""``share``: a big Python list as one shared buffer, read-only.
+"""``share``: a large Python list as one shared, read-only buffer.
 
-Looking at an object writes its reference count, so each forked worker copies a list of small objects page by page;
-``gc.freeze`` does not help. Here the items are pickled in anonymous shared memory (memfd_create(2)), and one is
-unpickled when it is asked for. Under spawn and forkserver workers get a descriptor and nothing else.
+Accessing an object writes its reference count, so each forked worker copies a list of small objects page by page;
+``gc.freeze`` does not help. Here the items are pickled into anonymous shared memory (memfd_create(2)), and each is
+unpickled on access. Spawn and forkserver pass only a descriptor to the workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from .errors import UsageError, one_line
 
-WRITE_BYTES = 1 << 20  # of items that are written at once
+WRITE_BYTES = 1 << 20  # write buffer for items
 NOT_SHAREABLE: list[tuple[str, str]] = [
     ("dict", "share(list(d.items())) gives a list of pairs; __getitem__ is asked by index, so number the keys once"),
     ("ndarray", "it is one block already, which fork does not copy"),
@@ -34,13 +34,13 @@ NOT_SHAREABLE: list[tuple[str, str]] = [
     ("generator", "share(list(...))"),
     ("DataFrame", "share(frame.to_dict('records')), or keep its columns as arrays"),
 ]
-# Kinds of columns; others are the ``array`` code of a number.
+# Kinds of columns; other columns use the ``array`` code of a number.
 BOOL, TEXT, BYTES, PICKLED = "?", "s", "y", "p"
 INTEGERS = (("b", 7), ("h", 15), ("i", 31), ("q", 63))  # and their bits
 
 
 def share(obj: Any) -> Any:
-    """A read-only list of the same items in one shared buffer.
+    """Returns a read-only list of the same items in one shared buffer.
 
     Args:
         obj: a list or a tuple. Items may be whatever pickle takes.
@@ -72,12 +72,12 @@ _serials = itertools.count()
 
 
 class _Memory:
-    """Anonymous shared memory that is only read."""
+    """Anonymous shared memory, read-only."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self.serial = next(_serials)  # a number of its own in this process
+        self.serial = next(_serials)  # unique within this process
         self.map: Any = mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b""
         weakref.finalize(self, os.close, fd).atexit = False
 
@@ -98,7 +98,7 @@ def _copied(data: bytes) -> _Memory:
 
 
 def _new_memory() -> BinaryIO:
-    """Anonymous memory to be written; ``_finished`` makes a ``_Memory`` of it."""
+    """Anonymous writable memory; ``_finished`` turns it into a ``_Memory``."""
     return open(os.memfd_create("stoker-share", os.MFD_CLOEXEC), "wb", WRITE_BYTES)
 
 
@@ -108,7 +108,7 @@ def _finished(out: BinaryIO) -> _Memory:
 
 
 def _align(out: BinaryIO) -> None:
-    """What is written next begins at a multiple of 8."""
+    """Pads to a multiple of 8."""
     out.write(bytes(-out.tell() % 8))
 
 
@@ -120,11 +120,11 @@ class Column(NamedTuple):
 
     kind: str  # TEXT, BYTES, PICKLED, or the ``memoryview`` format of a number or bool
     start: int  # its first byte
-    nbytes: int  # of the values
+    nbytes: int  # of the values, in total
     ends: str  # ``memoryview`` format of the table behind them that says where each ends; "" where all have one size
 
     def reader(self, memory: memoryview, count: int) -> Callable[[int], Any]:
-        """A function that reads the value of an item."""
+        """Returns a function that reads an item's value."""
         data = memory[self.start : self.start + self.nbytes]
         if not self.ends:
             return data.cast(self.kind).__getitem__ if count else data.__getitem__  # type: ignore[call-overload]
@@ -139,7 +139,7 @@ class Column(NamedTuple):
 
 
 def _write_column(out: BinaryIO, values: Sequence[Any], key: str = "") -> Column:
-    """Writes one value of every item. ``key`` says in errors which one."""
+    """Writes one value of every item. ``key`` names the value in errors."""
     kind, start = _kind(values), out.tell()
     if kind not in (TEXT, BYTES, PICKLED):
         out.write(array.array("B" if kind == BOOL else kind, values))
@@ -183,9 +183,9 @@ def _encoded(value: Any, kind: str, name: str) -> bytes:
 
 
 class SharedList(Sequence[Any]):
-    """A read-only list in shared memory; made by ``share``. Slices are views on the same memory. Where all items are
-    dicts with the same keys, each key is a column, of numbers where all its values are numbers of one type: such an
-    item takes no more than its values do."""
+    """A read-only list in shared memory; made by ``share``. Slices are views of the same memory. If all items are dicts
+    with the same keys, each key becomes a column, numeric if all its values are numbers of one type. Such an item takes
+    no more than its values."""
 
     __slots__ = ("_columns", "_count", "_fields", "_keys", "_memory", "_places")
     __hash__ = None  # type: ignore[assignment]
@@ -247,7 +247,7 @@ class SharedList(Sequence[Any]):
         return SharedList, (self._memory, self._places, self._count, self._keys, self._columns)
 
     def _stoker_children(self) -> Iterator[tuple[str, object]]:
-        yield ".memory", self._memory.serial  # it cannot change, but be replaced
+        yield ".memory", self._memory.serial  # its contents cannot change, but it can be replaced
 
     def __copy__(self) -> SharedList:
         return self

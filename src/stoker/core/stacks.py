@@ -1,4 +1,4 @@
-"""Finds the transform, the decoder and the line in a stack, and the transforms and getters of a dataset."""
+"""Finds the transform, decoder and line in a stack, and the transforms and getters of a dataset."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DECODERS = re.compile(  # files of installed packages and of the standard librar
     r"(PIL|cv2|imageio|tifffile|skimage/io|torchvision/io|decord|av|soundfile|librosa|pydicom|rawpy|torchcodec|"
     r"turbojpeg|simplejpeg|zarr|h5py|numcodecs|pyarrow|gzip|lzma|bz2|zipfile|tarfile|json(?=/decoder))(/|\.py$)"
 )
-DECODES = re.compile(  # and calls of libraries in C, which have no frame of their own
+DECODES = re.compile(  # and calls of C libraries, which have no Python frame
     r"\b(imread|imdecode|decode_\w+|decode|decompress|read_image|frombytes|Image\.open|loadtxt|fromstring|json\.loads|"
     r"pickle\.loads?|msgpack\.\w+|orjson\.loads)\("
 )
 
 
 def known_transforms(dataset: object) -> dict[CodeType, str]:
-    """Names of transforms by code object: the ``transform``, ``target_transform`` and ``transforms`` of a dataset and
-    of datasets inside it, and what such a Compose-like object or ``nn.Sequential`` lists."""
+    """Maps code objects to names of transforms: the ``transform``, ``target_transform`` and ``transforms`` of a dataset
+    and of nested datasets, and what a Compose-like object or ``nn.Sequential`` among them lists."""
     out: dict[CodeType, str] = {}
     seen: set[int] = set()
 
@@ -59,12 +59,12 @@ def known_transforms(dataset: object) -> dict[CodeType, str]:
 
 
 def vars_of(cls: type, name: str) -> Any:
-    """The attribute that a class or one of its bases defines, without calling a descriptor."""
+    """The attribute that a class or one of its bases defines, without calling descriptors."""
     return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
 
 
 def known_getters(dataset: object) -> set[CodeType]:
-    """Code objects of ``__getitem__`` of a dataset and of those inside it."""
+    """Code objects of ``__getitem__`` of a dataset and of nested datasets."""
     out: set[CodeType] = set()
     with contextlib.suppress(Exception):  # as above
         for d in inner_datasets(dataset):
@@ -87,7 +87,7 @@ def transform_of(stack: list[CodeType], known: dict[CodeType, str], listed: str 
 
 
 def listed_in(leaf: FrameType) -> str:
-    """The transform that a Compose-like frame calls, if it is in C and has no frame; "" for other frames."""
+    """The transform that a Compose-like frame is calling, if it is in C and has no frame; "" for other frames."""
     if not _composes(leaf.f_code):
         return ""
     variables = dict(leaf.f_locals)
@@ -103,7 +103,7 @@ def _composes(code: CodeType) -> bool:
 
 
 def _class_of(stack: list[CodeType], at: int) -> str:
-    """The class of which the code is a method; frames of ``nn.Module.__call__`` are skipped."""
+    """The class that defines the code as a method; skips frames of ``nn.Module.__call__``."""
     while at > 0 and _is_module_call(stack[at]):
         at -= 1
     code = stack[at]
@@ -117,12 +117,12 @@ def _is_module_call(code: CodeType) -> bool:
 
 @functools.cache  # called for each frame of a sample
 def decoder(path: str) -> str:
-    """The decoding library that the file belongs to; else ""."""
+    """The decoding library that a file belongs to; "" if none."""
     found = DECODERS.match(packages.installed(path).replace(os.sep, "/"))
     return found[1] if found else ""
 
 
-@functools.cache  # called for each frame of a sample; os.path.relpath asks the kernel for the current folder
+@functools.cache  # called for each frame of a sample; os.path.relpath makes a system call for the current folder
 def short(path: str) -> str:
     """The path relative to the current folder, if it is inside."""
     with contextlib.suppress(ValueError):

@@ -16,7 +16,7 @@ MIN_COLUMNS, MAX_COLUMNS = 40, 120
 
 
 def console(stream: TextIO) -> Console:
-    """A rich console on ``stream``; what is written to a pipe or a file stays plain, also under FORCE_COLOR."""
+    """A rich console on ``stream``; output to a pipe or file stays plain, even under FORCE_COLOR."""
     from rich.console import Console
 
     terminal = None if stream.isatty() else False
@@ -24,7 +24,7 @@ def console(stream: TextIO) -> Console:
 
 
 def colour_wanted(stream: TextIO) -> bool:
-    """Whether to colour: only on a terminal, and not where NO_COLOR (no-color.org) or TERM=dumb forbids it."""
+    """Whether to use colour: only on a terminal, and not if NO_COLOR (no-color.org) or TERM=dumb forbids it."""
     if not stream.isatty():
         return False
     there = console(stream)
@@ -105,7 +105,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def rate(x: float | None) -> str:
-    """A rate, with three digits or more; ``-`` where there is none.
+    """Formats a rate with at least three digits; ``-`` if there is none.
 
     Example:
         >>> rate(1234.5), rate(12.345), rate(None)
@@ -139,7 +139,7 @@ def human_bytes(n: float) -> str:
 
 
 def human_seconds(s: float) -> str:
-    """Seconds with a unit that suits them.
+    """Formats seconds with a suitable unit.
 
     Example:
         >>> human_seconds(0.0123), human_seconds(75), human_seconds(299.6)

@@ -1,4 +1,4 @@
-"""Names for the objects of a user that pass through stoker, and the parts of a ``DataLoader`` that stoker reads."""
+"""Type names for user objects that pass through stoker, and the parts of a ``DataLoader`` that stoker reads."""
 
 from __future__ import annotations
 

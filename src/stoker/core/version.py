@@ -1,3 +1,3 @@
-"""The version, where modules that need it can import it without the package's names."""
+"""The version, in a module that can be imported without the package's names."""
 
 __version__ = "0.1.0"

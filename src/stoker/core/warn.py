@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, however many frames of stoker and torch lie between."""
+"""Warnings that point at the user's line, whatever number of stoker and torch frames lies between."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .errors import StokerWarning
 
 
 def warn_user(message: str, category: type[Warning] = StokerWarning) -> None:
-    """Warns at the innermost frame that is neither stoker's nor torch's. Raises only where a filter for this category
-    says so."""
+    """Warns at the innermost frame outside stoker and torch. Raises only if a filter for this category makes it an
+    error."""
     libraries = (*packages.OWN, packages.torch())
     level = 2
     frame = sys._getframe(1)
@@ -22,5 +22,5 @@ def warn_user(message: str, category: type[Warning] = StokerWarning) -> None:
         warnings.warn(message, category, stacklevel=level)
     except category:
         if any(f[0] == "error" and isinstance(f[2], type) and issubclass(f[2], category) for f in warnings.filters):
-            raise  # that is asked for
+            raise  # the user asked for it
         sys.stderr.write(f"stoker: {message}\n")  # a script that turns all warnings into errors must not end
