@@ -1,4 +1,4 @@
-"""``DataLoader``, its iterators, the scheduler, and ``auto``: what ``num_workers="auto"`` decides.
+"""``DataLoader``, its iterators, the scheduler, and ``auto``, which implements ``num_workers="auto"``.
 
 ::
 
@@ -7,6 +7,6 @@
       inline_iterator: the training process makes each batch itself
       device_iterator: all samples lie on the accelerator
 
-The engine owns what outlives an iterator (``LoaderState``: arenas, position, workers that stay); an iterator owns its
+The engine owns what outlives an iterator (``LoaderState``: arenas, position, persistent workers); an iterator owns its
 tasks in flight.
 """

@@ -1,6 +1,7 @@
-"""The settings of a ``stoker.DataLoader`` for a loader of torch's own class.
+"""Applies the settings of a ``stoker.DataLoader`` to a loader of torch's own class.
 
-Frameworks build such a loader from the attributes of a ``stoker.DataLoader``; ``stoker.install`` gives settings to all.
+Frameworks build such a loader from the attributes of a ``stoker.DataLoader``; ``stoker.install`` applies settings to
+all.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/straggl
 
 
 def carried_by(loader: LoaderLike) -> Attributes | None:
-    """The settings of the ``stoker.DataLoader`` from which this loader was built; None: there is none."""
+    """Settings of the ``stoker.DataLoader`` from which this loader was built; None if there is none."""
     workers = loader.num_workers
     if not isinstance(workers, Workers) or hasattr(type(loader), "_stoker_own"):
         return None
-    dataset = loader.dataset  # Accelerate puts an iterable dataset into another one
+    dataset = loader.dataset  # Accelerate wraps an iterable dataset in another one
     same = workers.dataset is dataset or workers.dataset is getattr(dataset, "dataset", None)
     return workers.settings if same else None
 
 
 def warns_of_lost_engine(check: Callable[[LoaderLike], None]) -> Callable[[LoaderLike], None]:
-    """Every class of loaders calls this when a loader is made, also those that make iterators of their own."""
+    """Wraps the check that every loader class calls at construction, even one that makes its own iterators."""
 
     def check_worker_number_rationality(self: LoaderLike) -> None:
         check(self)
         own = getattr(type(self), "_get_iterator", None)
         if getattr(own, "__module__", "").startswith("torchdata.") and carried_by(self) is not None:
-            self.num_workers = int(self.num_workers)  # it is asked again
+            self.num_workers = int(self.num_workers)  # drops the settings: this check runs again
             warn_user(
                 f"A stoker.DataLoader was made into a {type(self).__module__.partition('.')[0]} {type(self).__name__}, "
                 "which has iterators of its own: stoker's engine and settings are lost. stoker.DataLoader has a "
@@ -50,7 +51,7 @@ def warns_of_lost_engine(check: Callable[[LoaderLike], None]) -> Callable[[Loade
 
 
 def adopt(loader: Any, given: Attributes, own: Attributes) -> None:
-    """Gives a loader of torch's the settings of a ``stoker.DataLoader``, once."""
+    """Applies the settings of a ``stoker.DataLoader`` to a torch loader, once."""
     held, state = loader.__dict__, state_of(loader)
     if state.adopted is given:
         return

@@ -1,4 +1,4 @@
-"""``AllRanks``: the places of all ranks' loaders in one state dict."""
+"""``AllRanks``: the positions of all ranks' loaders in one state dict."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class _Stateful(Protocol):
 
 
 class AllRanks:
-    """A loader whose state dict has the place of every rank, so that a run can go on with another number of ranks.
+    """Wraps a loader so that its state dict holds every rank's position; a run can then resume on more or fewer ranks.
 
-    For ``torch.distributed.checkpoint``, as it stands, and for a file that rank 0 writes. It is needed for iterable
-    datasets; of a loader with a ``DistributedSampler`` any rank's own state dict says as much.
+    For ``torch.distributed.checkpoint``, as it is, and for a file that rank 0 writes. Iterable datasets need it; with a
+    ``DistributedSampler``, any rank's own state dict is sufficient.
 
     Args:
         loader: a ``stoker.DataLoader``.
 
     Raises:
-        UsageError: it has no ``state_dict()``.
+        UsageError: the loader has no ``state_dict()``.
 
     Example:
         >>> from stoker import DataLoader
@@ -44,7 +44,7 @@ class AllRanks:
         self._loader = loader
 
     def state_dict(self) -> JsonObject:
-        """The state dicts of all ranks, in one. Each rank has to call this, after the same batch.
+        """Returns the state dicts of all ranks as one. Every rank must call this after the same batch.
 
         Raises:
             StateError: there are several ranks and no process group.
@@ -59,5 +59,5 @@ class AllRanks:
         return join(found)
 
     def load_state_dict(self, state_dict: JsonObject) -> None:
-        """As the loader's own ``load_state_dict``, which takes this state dict, too."""
+        """Same as the loader's own ``load_state_dict``, which also accepts this state dict."""
         self._loader.load_state_dict(state_dict)

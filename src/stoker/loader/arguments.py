@@ -1,4 +1,4 @@
-"""The arguments of ``DataLoader`` that torch does not know: their checks, and what torch's constructor gets instead."""
+"""Arguments of ``DataLoader`` that torch does not have: their checks, and what torch's constructor gets instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = ("process", "thread")
 
 
 def check_own(loader: Any, context: object, shuffle: object, pin_memory: object) -> None:
-    """Refuses wrong values of a ``DataLoader``'s arguments that torch does not know."""
+    """Raises UsageError for invalid values of the arguments that torch does not have."""
     name, address = elsewhere(loader.worker_method) or ("", "")
     if name in (others := kinds() if name else []):
         from ..workers.elsewhere import load
@@ -55,20 +55,20 @@ def check_own(loader: Any, context: object, shuffle: object, pin_memory: object)
 
 
 def auto_workers(num_workers: int | str, dataset: object) -> int | str:
-    """A first guess in the place of "auto"; any other value as it is: other strings get torch's error."""
+    """Replaces "auto" by a first guess. Returns other values unchanged; torch raises for other strings."""
     if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":
         if num_workers != "auto":
             raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
         num_workers = AutoWorkers(0)
     if not isinstance(num_workers, AutoWorkers) or num_workers:
         return num_workers
-    return first_count(dataset)  # 0 is also of a loader that is built again from one that came to have none
+    return first_count(dataset)  # a loader rebuilt from one that ended with 0 workers passes 0 as well
 
 
 def once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[int | None, Any, Any, Any]:
-    """The arguments that decide the order, without those that repeat another one. A framework that builds a loader from
-    another one's attributes passes the samplers which that one made, beside the arguments it made them from. Only those
-    are taken out; what a user contradicts stays torch's error."""
+    """Drops order arguments that repeat another one. A framework that rebuilds a loader from its attributes passes the
+    samplers that the loader made, beside the arguments they were made from. Only these are dropped; a real
+    contradiction by the user still raises torch's error."""
     if getattr(batch_sampler, "_stoker_default", False) and batch_sampler.sampler is sampler:
         batch_sampler = None
     if getattr(sampler, "_stoker_default", False):

@@ -1,4 +1,4 @@
-"""DataLoader: torch's contract with another engine behind ``_get_iterator``, plus ``num_workers="auto"``."""
+"""DataLoader: torch's contract with a different engine behind ``_get_iterator``, plus ``num_workers="auto"``."""
 
 from __future__ import annotations
 
@@ -34,63 +34,63 @@ _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """A drop-in for ``torch.utils.data.DataLoader`` whose batches cross fewer copies.
+    """A drop-in replacement for ``torch.utils.data.DataLoader`` whose batches are copied less often.
 
-    Every argument, check, message and default is torch's; so are order, types, strides, seeds and random augmentation,
-    to the bit. Batches are views on shared memory that is theirs alone: writable, and alive as long as they are held.
+    Arguments, checks, messages and defaults are torch's; so are order, types, strides, seeds and random augmentation,
+    bit for bit. Each batch is a view of shared memory of its own: writable, and valid for as long as it is held.
 
     Args:
         dataset: map- or iterable-style dataset.
-        num_workers: as torch's; or ``"auto"``: a first guess, as many as cores are
-            granted, divided among the ranks of the node; one for an iterable dataset, which only itself knows how to
-            shard. It changes while an epoch runs; where batches are tiny it comes to 0. With ``"auto"`` random state is
-            set per task, so the count cannot change a batch. The attribute reads as an int.
-        shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
-            whole, takes seconds and gigabytes.
-        worker_method: "process" ("multiprocessing" is the same, and reads as "process"), "thread" or "ray". Threads
-            share one dataset, start at once and pickle nothing; they pay where samples are made by code that releases
-            the GIL. ``get_worker_info().rng`` has their random generators. "ray", or "ray:HOST:PORT": processes here,
-            and on each other node of a Ray cluster as many as it has cores (docs/cluster.md). Random state is then set
-            per task, so batches are the same wherever they are made.
-        budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
-            ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
-        device: batches lie there when they are handed out, copied ahead beside what is computed
-            (``stoker.to_device``); on "cpu" nothing is done. Wants ``pin_memory="auto"`` or True to overlap.
-        transform_on_device: called with each batch there, on the stream of the copies.
-        on_error: what to do about a sample that cannot be loaded (docs/faults.md). "raise": torch's way. "skip": the
-            batch goes on without it. "replace": another sample that the sampler might have drawn, by a seed. Or a
-            function of its index and the exception, which returns what stands in its place, None to leave it out.
-        refill: with "skip": other samples of the batch, once more, take the places of those left out.
+        num_workers: as torch's; or ``"auto"``: starts with a first guess, the cores granted divided among the ranks of
+            the node (one for an iterable dataset, because only the dataset knows how to shard itself). The number
+            changes during an epoch; with tiny batches it drops to 0. ``"auto"`` sets random state per task, so the
+            number never changes a batch. The attribute reads as an int.
+        shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that drawing torch's
+            permutation takes seconds and gigabytes.
+        worker_method: "process" (alias "multiprocessing"), "thread" or "ray". Threads share one dataset, start at once
+            and pickle nothing; they pay off if code that releases the GIL makes the samples. ``get_worker_info().rng``
+            has their random generators. "ray", or "ray:HOST:PORT", starts processes here and, on each other node of a
+            Ray cluster, as many as it has cores (docs/cluster.md). It sets random state per task, so batches are the
+            same wherever they are made.
+        budget: memory for prefetched batches, and the same again for batches that the consumer keeps: bytes, ``"4GB"``,
+            or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
+        device: where batches are when they are returned; copied ahead, in parallel with computation
+            (``stoker.to_device``). "cpu" has no effect. Requires ``pin_memory="auto"`` or True to overlap.
+        transform_on_device: called with each batch on the device, on the copy stream.
+        on_error: what to do with a sample that cannot be loaded (docs/faults.md). "raise": as torch. "skip": leave it
+            out of the batch. "replace": use another sample that the sampler might have drawn, chosen by seed. Or a
+            function of its index and the exception that returns a replacement, or None to leave it out.
+        refill: with "skip": repeat other samples of the batch in place of those left out.
         max_errors: how many samples may fail before that is an error: a count, or a share of the dataset as a float.
-            None: 1 %, and 10 of any dataset.
-        quarantine: the file that lists them, one line of JSON each; None: none.
-        on_worker_death: "restart": another worker takes the place of one that dies, and no batch changes; a sample
-            that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
-            worker processes and map-style datasets, "raise" for others.
-        sample_timeout: seconds that a sample may take before its worker is killed and replaced; it is named with
-            its worker's stack and goes the way of ``on_error``. For worker processes.
-        debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
-            plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
-            another draw then.
-        read_threads: how many threads of each worker process load samples of a batch at once, for far storage; "auto":
-            as many as pay where samples mostly wait (docs/far-storage.md). Batches do not change, to the bit. None: one
-            sample after the other, but ``stoker.Staged`` decides as with "auto"; 1: that neither.
-        task_seeds: random state is set before each task from (base seed, epoch, task), as with ``num_workers="auto"``,
-            so that random augmentation does not depend on the workers, their number or kind, or on where a run was
-            resumed. Without workers too. It reaches generators that a map-style dataset and the collate function hold.
-            See ``state_dict``.
-        snapshot_every_n_steps: how often a worker says the state of a dataset that has one (``state_dict()``): every so
-            many of its batches; 0 or None never, and then samples are read again when a run is resumed.
-        prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
-            batches are small, so that a slow sample does not stop the others.
-        pin_memory: as torch's; or "auto": on where there is an accelerator with memory of its own (docs/gpu.md).
+            None: 1 % of the dataset, at least 10.
+        quarantine: file that lists failed samples, one line of JSON each; None: no file.
+        on_worker_death: "restart": replace a worker that dies; no batch changes, and a sample that kills its worker
+            every time is handled by ``on_error``. "raise": torch's error. None: "restart" for worker processes and
+            map-style datasets, "raise" otherwise.
+        sample_timeout: seconds that a sample may take before its worker is killed and replaced. The sample is reported
+            with its worker's stack and handled by ``on_error``. For worker processes only.
+        debug: run everything in this process, whatever the number of workers, so that breakpoints stop and tracebacks
+            are plain. An error names its sample, and is raised whatever ``on_error`` says. Random augmentation draws
+            different numbers.
+        read_threads: threads with which each worker process loads samples of a batch concurrently, for remote storage;
+            "auto": as many as pay off if samples mostly wait (docs/far-storage.md). Batches stay bitwise the same.
+            None: one sample after the other, except that ``stoker.Staged`` decides as with "auto"; 1: always one after
+            the other.
+        task_seeds: set random state before each task from (base seed, epoch, task), as with ``num_workers="auto"``.
+            Random augmentation is then independent of the number and kind of workers, and of where a run was resumed;
+            also without workers. It reaches generators that a map-style dataset and the collate function hold. See
+            ``state_dict``.
+        snapshot_every_n_steps: a worker reports the state of a dataset with a ``state_dict()`` once per this many of
+            its batches. 0 or None: never; resuming a run then reads samples again.
+        prefetch_factor: prefetched batches per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
+            batches are small, so that a slow sample does not stall the others.
+        pin_memory: as torch's; or "auto": on if there is an accelerator with memory of its own (docs/gpu.md).
         batch_size, sampler, batch_sampler, collate_fn, drop_last, timeout (s), worker_init_fn,
             multiprocessing_context, generator, persistent_workers, pin_memory_device, in_order: torch's.
-
     Raises:
-        ValueError, TypeError: torch's, for what torch refuses.
-        UsageError: another word for ``shuffle``, ``worker_method`` or ``on_error``, a ``budget`` or ``max_errors`` that
-            is none, what cannot be together.
+        ValueError, TypeError: torch's, for arguments that torch rejects.
+        UsageError: an unknown value of ``shuffle``, ``worker_method`` or ``on_error``, an invalid ``budget`` or
+            ``max_errors``, or arguments that exclude each other.
         BudgetError: when iterated, a batch larger than ``budget``.
         SampleError: when iterated, more samples failed than ``max_errors`` allows.
         WorkerDiedError: when iterated, a sample that kills workers, or too many deaths.
@@ -102,7 +102,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         [[0, 1, 2], [3, 4, 5]]
     """
 
-    _stoker_own = True  # what a framework builds of torch's class from one of these is not
+    _stoker_own = True  # not inherited by loaders of torch's class that a framework builds from one of these
 
     def __init__(
         self,
@@ -186,11 +186,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._set_samplers(SHUFFLES.get(str(torchs)), sampler, batch_sampler)
         validate.check(self)
         read_threads_check(self)
-        self.num_workers = self.num_workers  # with all settings there are now
+        self.num_workers = self.num_workers  # again, to carry all settings that exist by now
         follow(OWN)
 
     def _set_samplers(self, own: Callable[..., Sampler[int]] | None, sampler: object, batch_sampler: object) -> None:
-        """Puts a sampler of stoker's in the place of torch's, and marks those that were made here, for ``once``."""
+        """Replaces torch's sampler by stoker's, if there is one, and marks samplers made here for ``once``."""
         if own is not None:
             object.__setattr__(self, "sampler", own(self.dataset, generator=self.generator))
             if self.batch_sampler is not None:
@@ -202,7 +202,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def num_workers(self) -> int:
-        """The number of workers. Frameworks that build a loader of torch's from this one's attributes take it along."""
+        """The number of workers. It carries the settings to torch loaders that frameworks build from this one's
+        attributes."""
         return self.__dict__["num_workers"]  # type: ignore[no-any-return]
 
     @num_workers.setter
@@ -215,12 +216,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def shuffle(self) -> bool | str | None:
-        """What was asked for; the order itself is in ``sampler``."""
+        """The value passed to the constructor; the order itself is in ``sampler``."""
         return self._shuffle
 
     @property
     def decisions(self) -> list[str]:
-        """Sentences that say what "auto" decided so far, and why; the oldest first."""
+        """Sentences about what "auto" has decided so far, and why; oldest first."""
         state = state_of(self)
         reasons = state.first_count_reason, str(state.pinning.choice or "")
         return [*filter(None, reasons), *state.metrics.decisions]
@@ -250,19 +251,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return it if self.device is None else ahead(it, self.device, transform=self.transform_on_device)
 
     def state_dict(self) -> JsonObject:
-        """Where this loader is in its run: a few kilobytes of plain values, for ``torch.save``, JSON or
-        ``torch.distributed.checkpoint``. The protocol is torchdata's ``StatefulDataLoader``'s.
+        """Returns this loader's position in its run: a few kilobytes of plain values, for ``torch.save``, JSON or
+        ``torch.distributed.checkpoint``. Follows the protocol of torchdata's ``StatefulDataLoader``.
 
-        Batches delivered count, not those made ahead. Before the first iterator, this makes it, and the next ``iter``
-        returns it. A state taken at the last batch resumes with no batch left; one taken when the iterator has ended
-        resumes with the next epoch.
+        Only delivered batches count, not prefetched ones. If there is no iterator yet, creates one, which the next
+        ``iter`` returns. A state taken at the last batch resumes with no batch left; one taken after the iterator has
+        ended resumes with the next epoch.
 
-        A dataset or sampler with ``state_dict()`` and ``load_state_dict()`` is asked for its own. Others are begun
-        again and samples left out by index; an iterable dataset without state is read again. ``docs/resume.md`` says
-        what holds with another number of workers or ranks, and for random augmentation.
+        Asks a dataset or sampler with ``state_dict()`` and ``load_state_dict()`` for its own state. Other samplers are
+        restarted and their first indices skipped; an iterable dataset without state is read again. ``docs/resume.md``
+        describes what holds for another number of workers or ranks, and for random augmentation.
 
         Raises:
-            StateError: worker processes on a system other than Linux.
+            StateError: the system is not Linux and the loader has worker processes.
 
         Example:
             >>> loader = DataLoader(range(8), batch_size=2)
@@ -278,33 +279,33 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return engine.state_dict(self)
 
     def load_state_dict(self, state_dict: JsonObject) -> None:
-        """The next ``iter`` resumes where ``state_dict`` was taken; ``{}`` begins a new run.
+        """The next ``iter`` resumes where ``state_dict`` was taken; ``{}`` starts a new run.
 
-        Nothing is unpickled. A state that does not fit this loader is refused here, or by that ``iter``.
+        Unpickles nothing. A state that does not fit this loader is rejected here or by that ``iter``.
 
         Args:
-            state_dict: of this or an earlier version of stoker, of one rank or of all (``stoker.AllRanks``), and of a
-                loader with the same dataset and order.
+            state_dict: from this or an earlier version of stoker, from one rank or all (``stoker.AllRanks``), and from
+                a loader with the same dataset and order.
 
         Raises:
-            StateError: no state dict, one of a newer stoker, or one that does not say enough for this number of ranks.
+            StateError: not a state dict, one of a newer stoker, or one that lacks information for this number of ranks.
         """
         engine.load_state_dict(self, state_dict)
 
     def resize(self, num_workers: int) -> None:
-        """Another number of workers, for instance from a callback.
+        """Changes the number of workers, for instance from a callback.
 
-        With ``num_workers="auto"`` and a map-style dataset it holds from the next task on, in the middle of an epoch,
-        and no batch changes, nor their order. Any thread may ask. ``"auto"`` leaves the count alone from then on.
-        Otherwise it holds from the next epoch on, because workers have seeds (torch's) or parts of an iterable dataset
-        of their own.
+        With ``num_workers="auto"`` and a map-style dataset, takes effect from the next task on, even within an epoch;
+        batches and their order do not change. Any thread may call it. ``"auto"`` leaves the number alone from then on.
+        Otherwise it takes effect in the next epoch, because workers have torch's seeds, or parts of an iterable
+        dataset, of their own.
 
         Args:
             num_workers: at least 1.
 
         Raises:
-            UsageError: no whole number, or less than 1.
-            BudgetError: more than this machine has memory, descriptors or processes for.
+            UsageError: not a whole number, or less than 1.
+            BudgetError: this machine lacks memory, descriptors or processes for so many.
 
         Example:
             >>> loader = DataLoader(range(8), num_workers="auto")

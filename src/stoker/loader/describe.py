@@ -21,7 +21,8 @@ from .loader_state import state_of
 
 
 def settings_of(loader: object) -> JsonObject:
-    """A loader's settings by torch's names, for the report. A class that only resembles torch's may lack some."""
+    """Returns a loader's settings by torch's names, for the report. A class that only resembles torch's may lack
+    some."""
 
     def get(name: str, default: object = None) -> Any:
         return getattr(loader, name, default)
@@ -48,18 +49,19 @@ def settings_of(loader: object) -> JsonObject:
 
 
 def owner(loader: Any) -> Any:
-    """What a user calls the loader: fastai hands torch's iterators an object of its own, whose dataset is itself."""
+    """Returns the loader that the user knows: fastai passes an internal object to torch's iterators, whose dataset is
+    the object itself."""
     return vars(loader).get("d", loader) if getattr(loader, "dataset", None) is loader else loader
 
 
 def name_of(loader: object) -> str:
-    """The name of a loader in reports: of the line that made it, where that was watched."""
+    """Returns a loader's name for reports: the line that created it, if that was observed."""
     whole = owner(loader)
     return state_of(loader).name or f"{type(whole).__name__} of {type(getattr(whole, 'dataset', None)).__name__}"
 
 
 def bypass(loader: object, it: object) -> str:
-    """Why stoker's engine cannot stand behind a loader; "" where it can."""
+    """Why stoker's engine cannot serve a loader; "" if it can."""
     cls = type(it)
     if cls.__module__.startswith("stoker.") or (cls in _TORCHS and isinstance(loader, torch_loader.DataLoader)):
         return ""
@@ -76,7 +78,7 @@ _TORCHS = (torch_loader._SingleProcessDataLoaderIter, torch_loader._MultiProcess
 
 
 def count(batch: Batch, default: int) -> int:
-    """Samples in a batch: the length of its first tensor or array, of a list of anything else, or ``default``."""
+    """Samples in a batch: the length of its first tensor, array or list of other values; else ``default``."""
     for _ in range(4):
         if isinstance(batch, torch.Tensor) or hasattr(batch, "__array__"):
             return int(batch.shape[0]) if batch.ndim else default
@@ -92,7 +94,7 @@ def count(batch: Batch, default: int) -> int:
 
 
 def made_at(frame: FrameType | None) -> str:
-    """``file:line`` of the user's code that is making a loader: the nearest frame outside of libraries."""
+    """``file:line`` of the user's code that is creating a loader: the nearest frame outside libraries."""
     nearest = None
     while frame is not None:
         path = frame.f_code.co_filename
@@ -106,17 +108,18 @@ def made_at(frame: FrameType | None) -> str:
 
 
 class _Named:
-    """The names of loaders that a script's own code made, by dataset."""
+    """Names of loaders that a script's own code created, by dataset."""
 
     def __init__(self) -> None:
         self._datasets: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
         self._names: dict[int, str] = {}
 
     def name(self, loader: object, dataset: object, frame: FrameType | None) -> str:
-        """The name of a loader that is being made. Where a framework builds a script's loader again with another
-        sampler, the new one has the same name."""
+        """Names a loader that is being created. A loader that a framework rebuilds from the script's with another
+        sampler keeps the name."""
         name = made_at(frame)
-        # The constructors of subclasses, and functions around them that hold the loader, belong to the call itself.
+        # Skips constructors of subclasses, and functions around them that hold the loader: they belong to the call
+        # itself.
         engines = *packages.OWN, packages.torch()
         while frame is not None and (
             frame.f_code.co_filename.startswith(engines) or any(value is loader for value in frame.f_locals.values())
@@ -126,10 +129,10 @@ class _Named:
             for made_of in (dataset, getattr(dataset, "dataset", None)):
                 if self._datasets.get(id(made_of)) is made_of and made_of is not None:
                     return self._names[id(made_of)]
-            # A framework makes all its loaders in one line of the script, the one that calls ``train()``.
+            # A framework creates all its loaders from one line of the script, the one that calls ``train()``.
             purpose = _purpose(frame)
             return f"{name} ({purpose})" if purpose else name
-        with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
+        with contextlib.suppress(TypeError):  # a list cannot be weakly referenced
             self._datasets[id(dataset)] = dataset
             self._names[id(dataset)] = name
         return name
@@ -140,7 +143,8 @@ _PURPOSE = re.compile("(train|val|eval|test|predict).*loader")
 
 
 def _purpose(frame: FrameType | None) -> str:
-    """The library's function that says what the loader is for, as ``get_eval_dataloader`` does; "" where none does."""
+    """The library function whose name tells what the loader is for, such as ``get_eval_dataloader``; "" if none
+    does."""
     while frame is not None and _is_library(frame.f_code.co_filename):
         if _PURPOSE.search(frame.f_code.co_name):
             return frame.f_code.co_name

@@ -1,7 +1,7 @@
-"""Batches of data that lies on a device: gathered there, in the process that owns it. No workers, no pinning, no copy.
+"""Gathers batches of data that is on a device there, in the process that owns it. No workers, no pinning, no copy.
 
-``TensorDataset`` and tensors on a device, and ``Subset``s of these. A worker process could not touch them: CUDA
-cannot be used in a forked child.
+Handles ``TensorDataset`` and tensors on a device, and ``Subset``s of these. A worker process could not access them:
+CUDA cannot be used in a forked child.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ResidentIter(_BaseDataLoaderIter):
         cursor.prepare()
         with cursor.preserve_rng():
             super().__init__(loader)  # type: ignore[arg-type]
-        cursor.worker_states = {}  # there is no state but the sampler's
+        cursor.worker_states = {}  # the only state is the sampler's
         cursor.live_state = None
         cursor.one_dataset = False
         cursor.lives_on = loader.persistent_workers or not self._num_workers
@@ -50,25 +50,25 @@ class ResidentIter(_BaseDataLoaderIter):
         self._num_yielded = 0 if cursor.saved is None else cursor.saved.next
         cursor.shared_seed = self._shared_seed
         indices = cursor.begin(self._sampler_iter)
-        # With workers torch asks the sampler now.
+        # With workers, torch draws the first indices now.
         self._sampler_iter = with_first_drawn(indices) if self._num_workers else indices
 
     def _next_data(self) -> Batch:
         cursor = self._cursor
         indices = cursor.take(self._sampler_iter)
         cursor.next += 1
-        return self._gather(indices)  # which draws nothing
+        return self._gather(indices)  # draws no random numbers
 
     def state_dict(self) -> JsonObject:
-        """The loader's, while this is its iterator."""
+        """The loader's state dict, while this is its iterator."""
         return self._cursor.save().to_dict()
 
     def _shutdown_workers(self) -> None:
-        """There are none."""
+        """Does nothing: there are no workers."""
 
 
 def resident(loader: LoaderLike) -> RowGather | None:
-    """What makes a loader's batches where its data lies on a device; else None."""
+    """Returns the gatherer of a loader's batches if its data is on a device; else None."""
     if loader._dataset_kind != _DatasetKind.Map or not loader._auto_collation:
         return None
     dataset, collate = loader.dataset, loader.collate_fn

@@ -1,4 +1,4 @@
-"""An epoch of a map-style dataset without worker processes, in which a script sees what its workers would have given.
+"""Runs an epoch of a map-style dataset without worker processes, with exactly the batches that workers would give.
 
 torch seeds worker *w* of an epoch with ``base_seed + w`` and gives it tasks *w*, *w* + N, *w* + 2N, ... So a batch
 depends on the worker's number and on what that worker drew before, not on the process. This iterator keeps the random
@@ -9,13 +9,13 @@ state of N workers that do not exist, and makes each batch under the state of th
     worker 0's state  |  loaded, batch 0, saved      |
     worker 1's state  |                              |  loaded, batch 1, saved
 
-A forked worker also has the dataset as it was when the epoch began. Where the dataset, its transforms or the collate
-function hold random generators, each emulated worker has copies of the objects that lead to them.
+A forked worker also has the dataset as it was when the epoch began. If the dataset, its transforms or the collate
+function hold random generators, each emulated worker has its own copies of the objects that lead to them.
 
-Starting workers and moving batches between processes then cost nothing. A batch is made while its consumer waits.
+This saves starting workers and moving batches between processes. A batch is made while its consumer waits.
 
-A sample that fails here may not fail in a worker: a library may open a file once a process. So after an error workers
-make the epoch anew, from the same seed and indices, and give the batches from the failed one on.
+A sample that fails here may not fail in a worker: a library may open a file only once per process. So after an error,
+real workers redo the epoch from the same seed and indices, and deliver the batches from the failed one on.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from .loader_state import state_of
 
 
 class WorkerlessIter(_BaseDataLoaderIter, ABC):
-    """Iterates over a loader as torch's iterator with ``num_workers`` processes does, in the consumer's process.
+    """Iterates over a loader in the consumer's process, as torch's iterator with ``num_workers`` processes would.
 
-    The sampler is read as far ahead as torch reads it, since a sampler may draw from a generator that the script uses.
+    Reads the sampler as far ahead as torch does, because a sampler may draw from a generator that the script uses.
 
     Args:
         loader: torch's ``DataLoader`` or a subclass, map-style, ``num_workers`` > 0, without ``persistent_workers`` and
@@ -69,21 +69,21 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
         self._drawn_from = loader.generator or torch.default_generator
         self._before = self._drawn_from.get_state()
         super().__init__(loader)  # type: ignore[arg-type]  # draws the base seed
-        self._workers: list[object] = []  # frameworks look for it
+        self._workers: list[object] = []  # frameworks look for this attribute
         self._drawn: list[Index] = []  # the indices of all tasks so far
         self._indices: deque[Index] = deque()
         self._made = 0
-        self._by_workers: Iterator[Batch] | None = None  # after an error
-        self.failed_here: Callable[[str], object] = lambda error: None  # is told of an error that no worker had
+        self._by_workers: Iterator[Batch] | None = None  # set after an error
+        self.failed_here: Callable[[str], object] = lambda error: None  # called with an error that no worker had
         for _ in range((loader.prefetch_factor or 2) * self._num_workers):
             self._draw()
 
     @abstractmethod
     def _run(self, number: int, indices: Index) -> Batch:
-        """The batch of a task, or the error in its place."""
+        """Makes a task's batch; returns an error instead of raising it."""
 
     def _draw(self) -> None:
-        """Reads the sampler for one task more."""
+        """Draws the indices of one more task."""
         try:
             self._drawn.append(self._next_index())  # type: ignore[no-untyped-call]
         except StopIteration:
@@ -97,7 +97,7 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
             raise StopIteration
         batch = self._run(self._made, self._indices.popleft())
         if isinstance(batch, ExceptionWrapper):
-            if issubclass(batch.exc_type, StokerError):  # meant for the user: a stale cache, to which no worker comes
+            if issubclass(batch.exc_type, StokerError):  # meant for the user: a stale cache, which workers do not use
                 batch.reraise()
             self._by_workers = self._begin_anew()
             batch, error = next(self._by_workers), batch  # raises what a worker raises, as torch does
@@ -110,13 +110,13 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
         return batch
 
     def _begin_anew(self) -> Iterator[Batch]:
-        """Workers that make this epoch from its beginning, of which the batches that were delivered are dropped. Their
-        dataset is the script's own, without a cache."""
+        """Starts workers that redo this epoch, and drops the batches already delivered. They read the script's own
+        dataset, without a cache."""
         again = copy.copy(self._loader)
         sampler = "batch_sampler" if self._auto_collation else "sampler"
         vars(again)[sampler] = itertools.chain(self._drawn, self._sampler_iter)
         now = self._drawn_from.get_state()
-        self._drawn_from.set_state(self._before)  # the base seed is drawn again
+        self._drawn_from.set_state(self._before)  # so that the same base seed is drawn again
         try:
             it = engine.get_iterator(again)
         finally:
@@ -126,17 +126,17 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
         return it
 
     def _shutdown_workers(self) -> None:
-        """There are none; frameworks call it."""
+        """Does nothing, as there are no workers; frameworks call it."""
 
 
 class SeededTasksIter(WorkerlessIter):
-    """For a loader whose random state is set for each task, so a batch does not depend on its worker, nor on what a
+    """For a loader that sets random state per task: a batch depends neither on its worker nor on what
     ``worker_init_fn`` seeds."""
 
     def __init__(self, loader: LoaderLike) -> None:
         super().__init__(loader)
         self._one_thread = OneThread()
-        seeds = int(self._base_seed), 0  # the first epoch: its workers would be new
+        seeds = int(self._base_seed), 0  # always the first epoch: new workers would start at it
         self._make = here(loader.dataset, self._auto_collation, self._collate_fn, self._drop_last, lambda: seeds)
 
     def _run(self, number: int, indices: Index) -> Batch:
@@ -148,8 +148,8 @@ class SeededTasksIter(WorkerlessIter):
 
 
 class EmulatedWorkersIter(WorkerlessIter):
-    """For a loader with torch's seeds. ``own``: of each worker, an item of ``worker_copies``. They are made before,
-    since nothing is drawn if that fails."""
+    """For a loader with torch's seeds. ``own``: the items of ``worker_copies``, one per worker. They are made first: if
+    that fails, no random number has been drawn."""
 
     def __init__(self, loader: LoaderLike, own: Sequence[tuple[object, Callable[..., Batch]]]) -> None:
         super().__init__(loader)
@@ -157,7 +157,7 @@ class EmulatedWorkersIter(WorkerlessIter):
         self._worker_init_fn = loader.worker_init_fn
         heaps = state_of(loader).heaps
         self._heap = heaps.pop() if heaps else HeapWriter(engine.budget(loader).lease_bytes)
-        weakref.finalize(self, heaps.append, self._heap).atexit = False  # no other iterator has it meanwhile
+        weakref.finalize(self, heaps.append, self._heap).atexit = False  # no other iterator uses it meanwhile
         self._emulated = [self._emulate(worker, *of_worker) for worker, of_worker in enumerate(own)]
 
     def _emulate(self, number: int, dataset: object, collate_fn: Callable[..., Batch]) -> _EmulatedWorker:
@@ -195,7 +195,7 @@ class _EmulatedWorker:
         self._state: RandomState | None = None
 
     def run(self, indices: Index) -> Batch:
-        """The batch of a task, or the error in its place. The random state is this worker's afterwards."""
+        """Makes a task's batch, or returns the error, and leaves the random state as this worker's."""
         before = torch_worker._worker_info
         torch_worker._worker_info = self._info
         try:
@@ -205,7 +205,7 @@ class _EmulatedWorker:
         except Exception:
             return Caught(f"in DataLoader worker process {self._info.id}", self._info.dataset, "")
         finally:
-            self._collate.finish()  # after an error the slot is free
+            self._collate.finish()  # frees the slot after an error
             torch_worker._worker_info = before
             self._state = RandomState()
 
@@ -221,8 +221,8 @@ class _EmulatedWorker:
 
 
 class _Collate(SlotCollate):
-    """Collates in the script's own process. ``one_thread``: the cap on threads while samples are made. torch's own
-    collate function copies, so it gives the same bits with any number of threads."""
+    """Collates in the script's own process. ``one_thread``: the thread cap while samples are made; lifted for torch's
+    collate functions, which only copy, so threads do not change the result."""
 
     def __init__(
         self, collate_fn: Callable[..., Batch], heap: HeapWriter, batched: bool, one_thread: OneThread
@@ -240,7 +240,7 @@ class _Collate(SlotCollate):
 
 @contextmanager
 def _not_a_worker() -> Iterator[None]:
-    """torch's collate function takes shared memory where ``get_worker_info()`` says that this is a worker."""
+    """Hides the worker info from torch's collate function, which would otherwise allocate shared memory."""
     info, torch_worker._worker_info = torch_worker._worker_info, None
     try:
         yield
@@ -249,10 +249,9 @@ def _not_a_worker() -> Iterator[None]:
 
 
 def worker_copies(loader: LoaderLike, alone: bool = False) -> list[tuple[object, Callable[..., Batch]]]:
-    """The dataset and the collate function of each worker: copies where they hold random generators, else themselves.
-    ``alone``: of the dataset in any case, because samples may set its attributes. A file that the script's own dataset
-    had opened so would be shared by all workers that are started later, and so would its offset.
-    Raises Exception: whatever an object says to being copied."""
+    """The dataset and collate function for each worker: copied if they hold random generators. ``alone``: always copies
+    the dataset, because samples may set its attributes. Otherwise all workers started later would share a file that the
+    script's own dataset had opened, and its offset. Raises any exception that copying an object raises."""
     return [_copies(loader.dataset, loader.collate_fn, alone) for _ in range(loader.num_workers)]
 
 
@@ -262,7 +261,7 @@ def _copies(dataset: object, collate_fn: Callable[..., Batch], alone: bool) -> t
         subset = copy.copy(dataset)
         vars(subset)["dataset"] = own_inner
         return subset, own_collate
-    for_worker = getattr(type(dataset), "for_worker", None)  # a cache is shared, its dataset is copied
+    for_worker = getattr(type(dataset), "for_worker", None)  # the cache is shared, its dataset is copied
     inner = dataset if for_worker is None else dataset.dataset  # type: ignore[attr-defined]
     copied = [x for x in inner_datasets(inner) if namespace(x) is not None] if alone else []
     own, own_collate = own_copies(inner, collate_fn, alone=copied)

@@ -1,4 +1,4 @@
-"""``_get_iterator`` of a loader: which iterator it gets, its limits, and where it is resumed.
+"""``_get_iterator`` of a loader: chooses its iterator and limits, and resumes saved runs.
 
 The choice, the first that applies (``_choose``)::
 
@@ -43,8 +43,8 @@ from .describe import name_of
 from .device_iterator import ResidentIter, resident
 from .loader_state import LoaderState, state_of
 
-LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
-BIG_BYTES = 64 << 20  # of Python objects in one container; below that a copy in each worker is not worth a warning
+LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; batches beyond that are copied out
+BIG_BYTES = 64 << 20  # of Python objects in one container; less is not worth a warning about a copy in each worker
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .pool_iterator import PoolIter
@@ -60,7 +60,8 @@ torch_get_iterator = torch_loader.DataLoader._get_iterator
 
 
 def budget(loader: LoaderLike | None = None) -> Budget:
-    """What a loader's transport may take: a share of the memory that this process is granted, or what its user says."""
+    """Memory limits of a loader's transport: a share of the memory granted to this process, or the user's
+    ``budget``."""
     granted = resources.memory_of_rank()
     asked = getattr(loader, "budget", None)
     if asked is None:
@@ -70,7 +71,7 @@ def budget(loader: LoaderLike | None = None) -> Budget:
 
 
 def get_iterator(loader: LoaderLike) -> _BaseDataLoaderIter:
-    """What stands behind ``_get_iterator``: an iterator that begins an epoch, or resumes a run."""
+    """Implements ``_get_iterator``: returns an iterator that begins an epoch, or resumes a run."""
     state = state_of(loader)
     rank_batches.compare(loader, name_of(loader))
     saved = state.pending_state
@@ -87,7 +88,7 @@ def get_iterator(loader: LoaderLike) -> _BaseDataLoaderIter:
 
 
 def _resume(loader: LoaderLike, state: LoaderState, saved: State) -> _BaseDataLoaderIter:
-    """An iterator that resumes a run."""
+    """Returns an iterator that resumes a run."""
     _warn_of_differences(loader, state, saved)
     state.task_seeds = saved.task_seeds
     state.saved_parts = max(1, len(saved.parts)) if saved.kind == "iterable" else 0
@@ -98,7 +99,7 @@ def _resume(loader: LoaderLike, state: LoaderState, saved: State) -> _BaseDataLo
     inline, of_workers = loader.num_workers == 0, saved.workers > 0
     reset = loader.persistent_workers if of_workers else inline and saved.kind == "iterable"
     if saved.lives_on and reset and not saved.dealt_anew:
-        # The dataset's copies are put where they were, and then begin the next epoch.
+        # Restores the copies of the dataset, which then begin the next epoch.
         it = _make(loader, state, saved)
         next(it, None)
         if of_workers:
@@ -131,26 +132,27 @@ def _warn_of_differences(loader: LoaderLike, state: LoaderState, saved: State) -
 
 
 def _restore_generator(loader: LoaderLike, saved: State) -> None:
-    """The loader's own generator, from which later epochs are drawn."""
+    """Restores the loader's own generator, from which later epochs are drawn."""
     if saved.generator is not None and loader.generator is not None:
         set_from_text(loader.generator, saved.generator)
 
 
 def state_dict(loader: LoaderLike) -> JsonObject:
-    """Where a loader is in its run; before the first iterator that is made here. Raises StateError: not on Linux."""
+    """Returns a loader's position in its run; creates the first iterator if there is none. Raises StateError if torch's
+    own workers serve the loader."""
     state = state_of(loader)
     if state.pending_dict is not None:
         return dict(state.pending_dict)
     if state.cursor is None:
         state.unclaimed_iterator = iter(loader)  # type: ignore[assignment]
     if state.cursor is None:
-        state.unclaimed_iterator = None  # its workers would live on
+        state.unclaimed_iterator = None  # otherwise its workers would live on
         raise StateError(f"this loader's place cannot be saved: {torch_serves(loader)}")
     return state.cursor.save().to_dict()
 
 
 def load_state_dict(loader: LoaderLike, state_dict: JsonObject) -> None:
-    """The next iterator resumes where the state dict was taken; with ``{}`` it begins a new run."""
+    """The next iterator resumes where the state dict was taken; with ``{}`` it starts a new run."""
     from ..sampling import rank_states  # not every run is saved
 
     saved = None
@@ -167,9 +169,9 @@ def load_state_dict(loader: LoaderLike, state_dict: JsonObject) -> None:
 
 
 def _make(loader: LoaderLike, state: LoaderState, saved: State | None = None) -> _BaseDataLoaderIter:
-    """An iterator that begins an epoch, or resumes one."""
+    """Returns an iterator that begins or resumes an epoch."""
     if state.cursor is not None and all(it._cursor is not state.cursor for it in state.iterators):
-        state.cursor.undo_draws_ahead()  # nobody can go on with that epoch
+        state.cursor.undo_draws_ahead()  # no iterator can continue that epoch
     cursor = Cursor(loader._index_sampler, loader.generator, saved)
     cursor.task_seeds = _task_seeds(loader, state)
     it = _choose(loader, state, cursor)
@@ -216,7 +218,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
 
 
 def _nothing(loader: LoaderLike, cursor: Cursor) -> _BaseDataLoaderIter:
-    """The rest of an epoch of which this rank has no part."""
+    """An iterator for the rest of an epoch in which this rank has no part."""
     from .inline_iterator import DebugIter
 
     warn_user(
@@ -229,7 +231,7 @@ def _nothing(loader: LoaderLike, cursor: Cursor) -> _BaseDataLoaderIter:
 
 
 def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog] | None:
-    """What precedes every iterator: pinning, faults, a cache. Returns what to do about samples that fail."""
+    """Prepares what every iterator needs: pinning, fault handling, a cache. Returns how to handle samples that fail."""
     if state.pinning.auto:
         loader.pin_memory = state.pinning.decide()
     faults = validate.faults_of(loader, state) if validate.asked(loader) else None
@@ -243,7 +245,7 @@ def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog]
 
 
 def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
-    """Carries out ``"auto"`` for the count of the workers. Returns their kind: "process" or "thread"."""
+    """Applies ``num_workers="auto"``. Returns the kind of workers, such as "process" or "thread"."""
     method = worker_word(str(getattr(loader, "worker_method", "process")))
     if isinstance(loader.num_workers, AutoWorkers) and not torch_serves(loader):
         from .auto import decide  # not every loader asks for it
@@ -272,7 +274,7 @@ def _pool_or_inline(
     method: str,
     standby: tuple[int, int] | None,
 ) -> _BaseDataLoaderIter:
-    """Workers; the script's own process where stoker has chosen them and they cannot be started."""
+    """Uses workers; falls back to the script's process if stoker chose them and they cannot start."""
     if not isinstance(loader.num_workers, AutoWorkers):
         return _pool(loader, state, cursor, faults, method, standby)
     before = RandomState([] if loader.generator is None else [("own", loader.generator)])
@@ -339,7 +341,7 @@ def _pool(
 
 
 def _nodes(loader: LoaderLike, state: LoaderState) -> OtherMachines | None:
-    """The nodes of a cluster that help a loader, the same for all its iterators; None: it wants none."""
+    """The cluster nodes that help a loader, shared by all its iterators; None if it wants none."""
     named = elsewhere(getattr(loader, "worker_method", ""))
     if named is None:
         return None
@@ -356,7 +358,7 @@ def _nodes(loader: LoaderLike, state: LoaderState) -> OtherMachines | None:
 
 
 def _name_reopened(dataset: MapDataset, decisions: list[str]) -> None:
-    """Notes what forked workers make anew, for torch's could not use it."""
+    """Notes which filesystems forked workers reopen; those opened before the fork do not work there."""
     for path, fs in opened(getattr(dataset, "stands_for", None) or dataset):
         decision = f"{path} ({type(fs).__name__}) was opened before the workers were started, and each opens its own"
         if decision not in decisions:
@@ -364,7 +366,7 @@ def _name_reopened(dataset: MapDataset, decisions: list[str]) -> None:
 
 
 def _warn_ignored(loader: LoaderLike, why: str, *names: str) -> None:
-    """Says once which settings have no effect, and why."""
+    """Warns once about settings without effect, and why."""
     state, found = state_of(loader), validate.ignored(loader, *names)
     if found and why not in state.warned:
         state.warned.add(why)
@@ -372,7 +374,7 @@ def _warn_ignored(loader: LoaderLike, why: str, *names: str) -> None:
 
 
 def _advise(dataset: MapDataset) -> None:
-    """Warns of what each worker process will copy page by page."""
+    """Warns about objects that each worker process will copy page by page."""
     for found in big(dataset, BIG_BYTES):
         warn_user(
             f"{found.path} is {found.words}, about {found.nbytes >> 20:,} MB. Every read updates reference counts, so "
@@ -382,7 +384,7 @@ def _advise(dataset: MapDataset) -> None:
 
 
 def torch_serves(loader: LoaderLike) -> str:
-    """Why workers of a loader are torch's own; "" where they are stoker's."""
+    """Why torch's own workers serve a loader; "" if stoker's do."""
     if not SUPPORTED:
         return f"stoker's workers are there on Linux, not on {sys.platform}"
     context = loader.multiprocessing_context
@@ -398,8 +400,8 @@ def with_dataset(
     late: LateDataset | None = None,
     collate_fn: Callable[..., Batch] | None = None,
 ) -> Iterator[None]:
-    """Another dataset, and another collate function, in the place of a loader's own, while an iterator is made of it.
-    None: its own. ``late``: may exchange the dataset in the middle of the epoch."""
+    """Substitutes another dataset and collate function for the loader's own while its iterator is created. None: its
+    own. ``late``: may exchange the dataset in the middle of the epoch."""
     held = loader.__dict__
     own, own_collate = held["dataset"], held["collate_fn"]
     held["dataset"] = own if dataset is None else dataset
@@ -414,7 +416,7 @@ def with_dataset(
 
 
 def init_sees_dataset(loader: LoaderLike) -> bool:
-    """Whether ``worker_init_fn`` may change each worker's dataset: then no two of them are the same."""
+    """Whether ``worker_init_fn`` may modify each worker's dataset: they may then all differ."""
     init = loader.worker_init_fn
     code = getattr(init, "__code__", None)
     return init is not None and (code is None or "dataset" in code.co_names)

@@ -1,4 +1,4 @@
-"""What ``iter(loader)`` returns without workers: torch's own iterator, whose place in the epoch can be saved."""
+"""``iter(loader)`` without workers: torch's own iterator, whose position in the epoch can be saved."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Fetch: TypeAlias = Callable[[Index], Batch]
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
-    """torch's own iterator without workers, whose place in the epoch can be saved."""
+    """torch's own iterator without workers, whose position in the epoch can be saved."""
 
-    ends_with_epoch = False  # what comes after it is made anew, also with persistent workers
+    ends_with_epoch = False  # the next epoch needs a new iterator, even with persistent workers
 
     def __init__(self, loader: LoaderLike, cursor: Cursor) -> None:
         saved = cursor.saved
@@ -53,7 +53,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
         if cursor.task_seeds and loader._dataset_kind == _DatasetKind.Map:
             self._object_seeds = ObjectSeeds(loader.dataset, loader.collate_fn)
         fetcher = self._dataset_fetcher
-        stream = getattr(fetcher, "dataset_iter", None)  # of an iterable dataset
+        stream = getattr(fetcher, "dataset_iter", None)  # for an iterable dataset
         if part is not None and part.state is not None and stream is not None:
             put_back(fetcher, part.state)
         if is_stateful(self._dataset) or is_stateful(stream):
@@ -67,7 +67,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
             self._skip(saved, part)
 
     def _begin(self, loader: LoaderLike, cursor: Cursor) -> None:
-        """torch's constructor. It begins an iterable dataset, which may draw random numbers for that."""
+        """Calls torch's constructor, which starts an iterable dataset; that may draw random numbers."""
         saved = cursor.saved
         if saved is None or cursor.kind == "map":
             super().__init__(loader)
@@ -76,7 +76,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
         super().__init__(loader)
 
     def _skip(self, saved: RunState, part: WorkerPart) -> None:
-        """Takes what an iterable dataset gave since its state was taken, or since the beginning."""
+        """Skips what an iterable dataset has yielded since its state was taken, or since the start."""
         with preserved():
             if not self._task_seeds:
                 self._cursor.restore_process_rng(saved)
@@ -111,12 +111,12 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._dataset_fetcher.fetch(index)
 
     def state_dict(self) -> JsonObject:
-        """The loader's, while this is its iterator."""
+        """The loader's state dict, while this is its iterator."""
         return self._cursor.save().to_dict()
 
 
 def _resume_dataset(loader: LoaderLike, cursor: Cursor, saved: RunState) -> WorkerPart | None:
-    """Gives the dataset its saved state. Returns the part of the saved run that is read here."""
+    """Restores the dataset's saved state. Returns the part of the saved run that is read here."""
     cursor.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
     if saved.dealt_anew and saved.parts:
         raise StateError(
@@ -136,14 +136,15 @@ def here(
     drop_last: bool,
     seeds: Callable[[], tuple[int, int]],
 ) -> Callable[[int, Index], Batch]:
-    """Makes batches of a map-style dataset in this process, by number and indices, as any worker would make them."""
+    """Returns a function that makes batches of a map-style dataset in this process, as any worker would make them, from
+    task number and indices."""
     fetch = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, auto_collation, collate_fn, drop_last).fetch
     fetch = gathered(dataset, auto_collation, collate_fn, fetch) or fetch
     object_seeds: ObjectSeeds | None = None
 
     def make(number: int, indices: Index) -> Batch:
         nonlocal object_seeds
-        if isinstance(fetch, RowGather):  # which draws nothing
+        if isinstance(fetch, RowGather):  # draws no random numbers
             return fetch(indices)
         if object_seeds is None:
             object_seeds = ObjectSeeds(dataset, collate_fn)
@@ -153,17 +154,17 @@ def here(
 
 
 def gathered(dataset: MapDataset, auto_collation: bool, collate_fn: Collate, fetch: Fetch) -> Fetch | None:
-    """What makes whole batches of a dataset that can be asked for them; else None."""
+    """Returns a function that fetches whole batches, if the dataset supports that; else None."""
     if RowGather.fits(dataset, collate_fn, auto_collation):
         return RowGather(dataset, fetch)
     return batches(dataset, collate_fn, select, collate_fn) if auto_collation else None
 
 
 class DebugIter(InlineIter):
-    """``debug=True`` and ``stoker run --debug``: everything in this process, so that a breakpoint stops and a traceback
-    is plain, for a loader with any number of workers. Order and shapes are the loader's own. Random augmentation is
-    another draw, for it comes from this process' random state; ``worker_init_fn`` is not called; an iterable dataset is
-    read as a whole."""
+    """For ``debug=True`` and ``stoker run --debug``: runs everything in this process, with any number of workers, so
+    that breakpoints stop and tracebacks are plain. Order and shapes are the loader's own. Random augmentation differs,
+    because it draws from this process' random state. ``worker_init_fn`` is not called, and an iterable dataset is read
+    as a whole."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor | None = None) -> None:
         alone = copy.copy(loader)
@@ -172,12 +173,12 @@ class DebugIter(InlineIter):
 
 
 class GuardedIter(InlineIter):
-    """The same for a loader with a policy for samples that fail."""
+    """``InlineIter`` for a loader with a policy for failing samples."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor, policy: OnError, error_log: ErrorLog) -> None:
         super().__init__(loader, cursor)
         fetcher = self._dataset_fetcher
-        # What ``fetch`` is when it is called: a gather, or a function that takes times.
+        # Looks ``fetch`` up when called: it may by then be a gather, or a function that takes times.
         made = parts(self._dataset, self._auto_collation, self._collate_fn, lambda indices: fetcher.fetch(indices))
         self._error_log = error_log
         self._guard = Guard(made, policy)

@@ -1,8 +1,8 @@
-"""Memory runs short while an epoch is under way. Caches in memory are given back first. If that is not enough, the
-loader makes fewer batches ahead. Both are said, before the machine swaps or the kernel kills a process.
+"""Reacts to a shortage of memory during an epoch: first frees caches in memory, then prefetches fewer batches. Reports
+both, before the machine swaps or the kernel kills a process.
 
-Two numbers are read: the memory available, to the machine and in the cgroup, and the stalls that the kernel accounts
-for (PSI, Documentation/accounting/psi.rst). The window stays small; a larger one would bring the shortage back.
+Watches two numbers: available memory, of the machine and in the cgroup, and memory stalls (PSI,
+Documentation/accounting/psi.rst). The window stays small afterwards; a larger one would bring the shortage back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 CHECK_S = 0.5  # between two checks, of 0.1 ms each
-STALLED = 20.0  # per cent of the time in which a task waited for memory, if little is left, too
+STALLED = 20.0  # per cent of the time in which a task waited for memory; counts only if little memory is left
 
 
 class MemoryPressure:
-    """Checks the memory until it is short and no cache is left, and then makes the loader smaller, once."""
+    """Checks the memory until it is short and no cache is left; then shrinks the loader, once."""
 
     def __init__(self, shrink: Callable[[], None], report: Callable[[str], None]) -> None:
         self._shrink = shrink
@@ -33,7 +33,7 @@ class MemoryPressure:
         self._done = False
 
     def check(self) -> None:
-        """To be called at each batch; checks every ``CHECK_S``."""
+        """Call for each batch; checks every ``CHECK_S``."""
         if self._done or time.monotonic() < self._next_check:
             return
         self._next_check = time.monotonic() + CHECK_S
@@ -66,7 +66,7 @@ class MemoryPressure:
 
 
 def shrinker(scheduler: Scheduler, workers: ProcessPool | ThreadPool) -> Callable[[], None]:
-    """What an iterator gives up when memory runs short. No batch changes by it. It does not hold the iterator."""
+    """Returns a function that reduces an iterator's memory. No batch changes. It holds no reference to the iterator."""
 
     def shrink() -> None:
         scheduler.make_one_ahead()

@@ -1,7 +1,7 @@
-"""Pinning, where there is an accelerator: batches are copied to page-locked memory by a thread, as torch does.
+"""Pins batches: a thread copies them to page-locked memory, as in torch.
 
-The thread stands between the pool and the scheduler, so a batch is pinned while the consumer computes, and its slot
-is free again as soon as it is copied.
+The thread sits between pool and scheduler. It pins a batch while the consumer computes, and a slot is free again as
+soon as its batch is copied.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..workers.exceptions import Caught
 from ..workers.protocol import LocalBatch, Pool, Result, WorkerReply
 from .torch_messages import torch_message
 
-POLL_S = 0.1  # how late the thread may notice that it is to end
+POLL_S = 0.1  # maximum delay until the thread notices that it must end
 
 
 class PinnedPool:
-    """A pool whose results are in page-locked memory. From now on only this object calls ``pool.receive``."""
+    """A pool whose results are in page-locked memory. Once it exists, nothing else may call ``pool.receive``."""
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         self._pool, self._device = pool, device
@@ -79,7 +79,7 @@ class PinnedPool:
     def close(self) -> None:
         self._ending.set()
         if threading.current_thread() is not self.thread:
-            self.thread.join(LEAVE_S)  # a copy that hangs in the driver is not to hang the exit
+            self.thread.join(LEAVE_S)  # a copy that hangs in the driver must not hang the exit
         self._pool.close()
 
     def _run(self) -> None:
@@ -113,5 +113,5 @@ class PinnedPool:
 
 
 def _made(result: Result, data: Batch) -> LocalBatch:
-    """A result with another batch."""
+    """The same result with another batch."""
     return LocalBatch(result.worker, result.epoch, result.task, result.ended, result.times, result.nbytes, data)

@@ -1,6 +1,6 @@
 """``iter(loader)`` with workers: an iterator of torch's class in front of the scheduler.
 
-The base class is torch's own, so the order in which samplers are started and seeds are drawn is torch's too.
+The base class is torch's own, so samplers start and seeds are drawn in torch's order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..workers.faults.policy import NOTHING, Partial
 from ..workers.fetcher import state_of
 from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec, WorkersUselessError
-from ..workers.restart import Restarts  # not later: the workers would compete for the cores with its import
+from ..workers.restart import Restarts  # not later: its import would compete with the workers for cores
 from ..workers.start_pool import start
 from .memory_pressure import MemoryPressure, shrinker
 from .pin_thread import PinnedPool
@@ -113,7 +113,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._reset(loader, first_iter=True)
 
     def _resume_dataset(self, loader: LoaderLike, partition: Partition) -> tuple[WorkerPart, ...]:
-        """Gives a dataset that all workers share its saved state. Returns the parts that workers resume themselves."""
+        """Restores the state of a dataset that all workers share. Returns the parts that workers resume themselves."""
         cursor = self._cursor
         cursor.adopt_seeds(self)
         parts: tuple[WorkerPart, ...] = ()
@@ -130,7 +130,7 @@ class PoolIter(_BaseDataLoaderIter):
         return parts
 
     def _take_fewer(self, spec: WorkerSpec, partition: Partition, resumed: bool) -> int:
-        """The system has no more workers than the spec. Returns the number of parts."""
+        """Adapts to a system that allowed fewer workers than requested. Returns the number of parts."""
         partition = Partition(spec.shards or spec.num_workers, spec.num_workers, partition.places)
         self._num_workers = spec.num_workers
         self._set_parts(partition)
@@ -173,7 +173,7 @@ class PoolIter(_BaseDataLoaderIter):
         every, saved = getattr(loader, "snapshot_every_n_steps", None), self._cursor.saved
         in_the_middle = saved is not None and saved.next > 0 and not (self._iterable and saved.begun_by_workers)
         if knobs.task_seeds:
-            packages.libraries()  # looked up once here, and not in each worker that looks for generators
+            packages.libraries()  # looked up once here instead of in each worker that searches for generators
         return WorkerSpec(
             kind=self._dataset_kind,
             dataset=self._dataset,
@@ -204,7 +204,7 @@ class PoolIter(_BaseDataLoaderIter):
     def _start_workers(
         self, loader: LoaderLike, spec: WorkerSpec, plan: PoolPlan
     ) -> tuple[ProcessPool | ThreadPool, WorkerSpec]:
-        """The workers, and the spec that they were started with: there may be fewer than asked for."""
+        """Returns the started workers and their final spec: there may be fewer than requested."""
         if plan.thread_rng is not None:
             from ..workers.thread_pool import ThreadPool  # not every loader has threads
 
@@ -230,7 +230,8 @@ class PoolIter(_BaseDataLoaderIter):
     def _make_pool(
         self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan
     ) -> tuple[Pool, MakeBatch | None]:
-        """The pool that the scheduler sees, and what makes batches in this process; both pin them where wanted."""
+        """Returns the pool for the scheduler, and the function that makes batches in this process; both pin if
+        wanted."""
         pool: Pool = workers
         if plan.nodes is not None and isinstance(workers, ProcessPool):
             pool = self._with_nodes(workers, spec, plan.nodes)
@@ -248,7 +249,7 @@ class PoolIter(_BaseDataLoaderIter):
         return pool, make_batch
 
     def _with_nodes(self, workers: ProcessPool, spec: WorkerSpec, nodes: OtherMachines) -> Pool:
-        """The pool that has nodes of a cluster, too; the local one alone where they cannot work on this dataset."""
+        """Adds cluster nodes to the pool; returns the local pool if they cannot work on this dataset."""
         try:
             return nodes.around(workers, spec)
         except UsageError as e:
@@ -267,14 +268,14 @@ class PoolIter(_BaseDataLoaderIter):
             self._num_yielded = sum(p.count for p in saved.parts) if saved.kind == "iterable" else saved.next
         cursor.shared_seed = self._shared_seed
         self._sampler_iter = cursor.begin(self._sampler_iter)
-        # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
+        # Not self._next_index: the scheduler would then reference the iterator, and `del it` would not end the workers.
         self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, cursor)
         cursor.epoch = self._first_epoch + self._scheduler.epoch
         if not first_iter:
             self._warn_of_changes()  # while workers make the first batch
 
     def _warn_of_changes(self) -> None:
-        """Says once that persistent workers have the dataset as it was when they started."""
+        """Warns once that persistent workers have the dataset as it was when they started."""
         changes = [] if self._fingerprint is None else self._fingerprint.changed(self._dataset)
         if changes:
             self._fingerprint = None
@@ -293,22 +294,22 @@ class PoolIter(_BaseDataLoaderIter):
         return data
 
     def arrived(self) -> bool:
-        """Whether the next batch is there, so that asking for it does not wait."""
+        """Whether the next batch has arrived, so that requesting it will not block."""
         return self._scheduler.ready()
 
     def opened(self) -> str | None:
-        """A file or connection that its workers have opened and keep; "" for none, None where they are leaving."""
+        """A file or connection that the workers have opened and keep; "" if none, None if they are leaving."""
         try:
             return None if self._scheduler.ending else opened([p.pid for p in self._workers])
         except OSError:
             return None
 
     def tune(self, tuner: Tuner) -> None:
-        """Asks ``tuner`` at each delivery. See ``Scheduler``."""
+        """Calls ``tuner`` at each delivery. See ``Scheduler``."""
         self._scheduler.tuner = tuner
 
     def resize(self, n: int) -> None:
-        """Another number of workers, in the middle of the epoch. See ``Scheduler.resize``."""
+        """Changes the number of workers within the epoch. See ``Scheduler.resize``."""
         if os.getpid() != self._process:
             return  # a forked process has only a copy
         self._scheduler.resize(n)
@@ -337,7 +338,7 @@ class PoolIter(_BaseDataLoaderIter):
             if data is not NOTHING:
                 break
         if self._locker is None or not self._pin_memory or self._locker.over:
-            return data  # over its budget a batch that is not locked stays so: a copy would be locked, too
+            return data  # over budget, an unlocked batch stays unlocked: a pinned copy would count too
         return pin(data, self._pin_memory_device)
 
     def _read_reply(self, reply: WorkerReply) -> Batch:
@@ -354,7 +355,7 @@ class PoolIter(_BaseDataLoaderIter):
         return reply.data
 
     def state_dict(self) -> JsonObject:
-        """The loader's, while this is its iterator."""
+        """The loader's state dict, while this is its iterator."""
         return self._cursor.save().to_dict()
 
     def _measure_workers(self) -> None:
@@ -375,7 +376,7 @@ def _pinned(make_batch: MakeBatch, device: str | None) -> MakeBatch:
 
 
 def _with_path(e: Exception, spec: WorkerSpec) -> Exception:
-    """The pickling error again, with the path of what cannot be pickled: ``dataset.transform.fn``."""
+    """Adds the path of what cannot be pickled to the pickling error: ``dataset.transform.fn``."""
     for name in ("dataset", "collate_fn", "init_fn"):
         path = culprit(getattr(spec, name), name.replace("init_fn", "worker_init_fn"))
         if path:

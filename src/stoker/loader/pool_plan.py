@@ -1,4 +1,4 @@
-"""How the engine wants the workers of one iterator, and how a run is divided among them."""
+"""What the engine requires of an iterator's workers, and how a run is divided among them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class Partition(NamedTuple):
     """How a run is divided among workers."""
 
-    # of an iterable dataset, each with its own state, those of the saved run if it is resumed; of a map-style one as
-    # many as workers
+    # parts of an iterable dataset, each with its own state (those of the saved run if resumed); for a map-style
+    # dataset, the number of workers
     parts: int
-    workers: int  # that have something to do
-    places: tuple[ShardStart, ...] = ()  # where each part was begun, if parts were dealt anew among the ranks
+    workers: int  # workers with something to do
+    places: tuple[ShardStart, ...] = ()  # where each part began, if parts were redistributed among the ranks
 
     @property
     def shards(self) -> int:
-        """The parts, where they are not one a worker, or not its own; else 0."""
+        """The number of parts, if they do not map one to one to workers, or were redistributed; else 0."""
         return 0 if self.parts == self.workers and not self.places else self.parts
 
 
@@ -40,20 +40,20 @@ class Partition(NamedTuple):
 class PoolPlan:
     """What the engine decided about an iterator's workers."""
 
-    budget: Budget  # how much the consumer may keep in slots
-    # the loader's shared memory between two iterators; taken from here and given back
+    budget: Budget  # limits of what the consumer may keep in slots, and of the batches in flight
+    # the loader's shared memory between two iterators; taken from here and returned here
     slots: list[SlotReader] | list[HeapWriter]
-    saved_parts: int = 0  # of the resumed run of an iterable dataset; else 0
-    # None for worker processes; for threads what is known of the loader's use of random generators
+    saved_parts: int = 0  # parts of the resumed run of an iterable dataset; else 0
+    # None for worker processes; for threads, the watch on the loader's use of global random generators
     thread_rng: GlobalRngUse | None = None
-    locker: Locker | None = None  # page-locks slots; None: where batches are to be pinned a thread copies them
-    # what to do about samples that fail, and the log of them; None: torch's way
+    locker: Locker | None = None  # page-locks slots; None: a thread copies batches that must be pinned
+    # how to handle failing samples, and their log; None: as torch
     faults: tuple[OnError, ErrorLog] | None = None
-    # those that kill workers, by index, where a dead worker is replaced; None: a death is an error
+    # samples that kill workers, by index, if dead workers are replaced; None: a death is an error
     fatal_samples: dict[Index, Failure] | None = None
-    make_batch: MakeBatch | None = None  # makes the batch of a task in this process; None: workers make all
-    retreat: Retreat | None = None  # None: what fails in workers is an error
-    nodes: OtherMachines | None = None  # of a cluster that make batches, too; None: this machine makes all
-    # workers, and batches in flight for each, should any be wanted: the epoch begins without
+    make_batch: MakeBatch | None = None  # makes a task's batch in this process; None: workers make all
+    retreat: Retreat | None = None  # None: a failure in workers is an error
+    nodes: OtherMachines | None = None  # cluster nodes that help; None: this machine makes all batches
+    # number of workers, and batches in flight for each, if they are needed later: the epoch begins without
     standby: tuple[int, int] | None = None
     late: LateDataset | None = None  # gives workers a cache in the middle of their epoch; None: nothing does

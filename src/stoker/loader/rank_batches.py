@@ -1,7 +1,8 @@
-"""Says before it hangs that ranks have unequal numbers of batches: the one with most waits in a collective for ever.
+"""Warns, before a run hangs, if ranks have unequal numbers of batches: the rank with most blocks forever in a
+collective.
 
-The first rank that begins an epoch writes its number into the process group's store, and each other rank compares its
-own. Nothing waits for another rank. Iterable datasets have no such number.
+The first rank to begin an epoch writes its number to the process group's store; each other rank compares its own. No
+rank waits for another. Iterable datasets have no such number.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from ..core.ranks import rank_and_ranks
 from ..core.warn import warn_user
 
 KEY = "stoker/batches"
-_epochs: Counter[str] = Counter()  # by loader, epochs that began in this rank
+_epochs: Counter[str] = Counter()  # epochs begun in this rank, by loader
 _warned: set[str] = set()
 
 
 def batches_of(loader: Any) -> int | None:
-    """The batches of an epoch; None where they are not known before it."""
+    """Number of batches in an epoch; None if unknown beforehand."""
     if getattr(loader, "_dataset_kind", None) != _DatasetKind.Map:
         return None
     try:
-        with preserved():  # the length of a user's sampler may draw random numbers
+        with preserved():  # the ``__len__`` of a user's sampler may draw random numbers
             return len(loader._index_sampler)
     except Exception:
         return None
 
 
 def compare(loader: Any, name: str) -> int | None:
-    """Warns, once a loader, if a rank that began this epoch before has another number of batches. ``loader``: an epoch
-    of it begins. ``name``: the loader's, the same in all ranks. Returns this rank's number; None where it is not known,
-    and without a process group of several ranks."""
+    """Warns, once per loader, if a rank that began this epoch earlier has a different number of batches. Call when an
+    epoch of ``loader`` begins. ``name``: the same in all ranks. Returns this rank's number; None if unknown, or without
+    a process group of several ranks."""
     store = _store()
     batches = None if store is None else batches_of(loader)
     if batches is None:
@@ -44,11 +45,11 @@ def compare(loader: Any, name: str) -> int | None:
     epoch = _epochs[name]
     _epochs[name] += 1
     rank, ranks = rank_and_ranks()
-    run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), ranks  # torchrun may keep the store over a restart
+    run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), ranks  # torchrun may keep the store across a restart
     try:
         written = store.compare_set("/".join(map(str, (KEY, *run, name, epoch))), "", f"{rank} {batches}")
         first_rank, first_batches = map(int, written.decode().split())
-    except Exception:  # the store is gone, or is of a kind that cannot do this
+    except Exception:  # the store is gone, or does not support this
         return batches
     if first_batches != batches and name not in _warned:
         _warned.add(name)

@@ -9,13 +9,13 @@ Where a batch is, from its indices to the training loop; only step 3 runs outsid
     5. Tasks.keep       the result waits, in its slot, until the tasks before it are delivered   ARRIVED
     6. _deliver         the training loop gets a view on the slot, and a credit is returned
 
-A task that is kept for this process skips 2 to 5 (HERE): ``_run_here`` makes its batch when it is due.
+A task reserved for this process skips 2 to 5 (HERE): ``_run_here`` makes its batch when it is due.
 
-With torch's seeds the rules are torch's, because they can be seen: with ``in_order`` task *i* goes to worker *i* mod N
-(which fixes the random state of every sample), a new index is drawn from the sampler each time a result is delivered
-and before an error in it is raised, and a worker whose iterable dataset is exhausted is passed over from then on.
+With torch's seeds the rules are torch's, because users can observe them. With ``in_order``, task *i* goes to worker *i*
+mod N, which fixes the random state of every sample. The sampler is advanced whenever a result is delivered, before an
+error in it is raised. A worker whose iterable dataset is exhausted is skipped from then on.
 
-With task seeds no batch depends on who ran it: any free worker takes the next task, and workers come and go.
+With task seeds no batch depends on who made it: any free worker takes the next task, and workers come and go.
 """
 
 from __future__ import annotations
@@ -47,27 +47,29 @@ if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
     from ..workers.restart import Restarts
 
-MOST_REDONE = 3  # batches of an epoch that fail in workers alone: fewer may be chance, as with a file server
-AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
+MOST_REDONE = 3  # batches of an epoch that fail in workers only: fewer may be chance, as with a file server
+AHEAD_SHARE = 16  # divisor of the bytes in flight: the part for batches prefetched only because some samples are slow
 NextIndices: TypeAlias = Callable[[], Index]
-MakeBatch: TypeAlias = Callable[[int, Index], Batch]  # of a task's number and indices
+MakeBatch: TypeAlias = Callable[[int, Index], Batch]  # from a task's number and indices
 Tuner: TypeAlias = Callable[[int], "int | None"]
 
 
 class Retreat(NamedTuple):
-    """What happens where workers that stoker has chosen itself cannot do their work: the rest of the epoch is made in
-    the script's own process by ``make_batch``, with the same batches."""
+    """Fallback for workers that stoker itself chose and that cannot work: ``make_batch`` makes the rest of the epoch,
+    the same batches, in the script's own process."""
 
     said: Callable[[str], None]  # called with the reason
     redo: bool  # the script has no workers of its own: what fails in one is tried here, and raises the script's error
 
 
 class Scheduler:
-    """One epoch after another over one pool. Prefetch is a count of credits, the window: drawing a task spends one,
-    delivering a batch gives one back, and ``resize`` changes the window at any moment. Credits are not spent while the
-    batches in flight fill their share of the budget. ``restarts`` replaces workers that die; None: a death is an error,
-    as in torch. ``make_batch`` makes the batch of a task in this process; None: workers make all. ``retreat``: see
-    there; None: there is none. It needs ``make_batch``, and tasks that any worker may take."""
+    """Runs one epoch after another on one pool. Prefetch is a window of credits: drawing a task spends one, delivering
+    a batch returns one, and ``resize`` may change the window at any time. No credit is spent while the batches in
+    flight fill their share of the budget.
+
+    ``restarts`` replaces workers that die; None: a death is an error, as in torch. ``make_batch`` makes a task's batch
+    in this process; None: workers make all. ``retreat``: see ``Retreat``; requires ``make_batch``, and tasks that any
+    worker may take."""
 
     def __init__(
         self,
@@ -86,46 +88,46 @@ class Scheduler:
         self._restarts = restarts
         self._make_batch = make_batch
         self._retreat = retreat
-        self._redone = 0  # tasks that failed in a worker and not here
+        self._redone = 0  # tasks that failed in a worker but not here
         self._alone = False  # there are no workers any more
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
-        self._spent = 0  # credits: tasks drawn, less batches delivered
+        self._spent = 0  # credits: tasks drawn minus batches delivered
         self._tasks = TasksInFlight()
-        self._active: list[bool] = []  # by worker: it is alive, and its dataset not exhausted
-        self._load: list[int] = []  # by worker: tasks in flight, where workers do not share tasks
-        self._turn = 0  # the worker that gets the next task
+        self._active: list[bool] = []  # by worker: alive, and its dataset not exhausted
+        self._load: list[int] = []  # by worker: tasks in flight, unless workers share tasks
+        self._turn = 0  # worker that gets the next task
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
         self._pending_error: Exception | None = None  # which came while no batch was asked for
         self._cursor: Cursor | None = None
-        self._counted = False  # the cursor counts what each worker delivered
+        self._counted = False  # whether the cursor counts what each worker delivered
         self._delivered_before: set[int] = set()  # tasks delivered before the run was resumed
-        self._lock = threading.Lock()  # a resize may come from any thread, or in the middle of ``next`` from a signal
-        self._wanted: int | None = None  # a count that was asked for while the lock was held
+        self._lock = threading.Lock()  # a resize may come from any thread, or from a signal handler within ``next``
+        self._wanted: int | None = None  # a count requested while the lock was held
         self._resizing_thread = 0
-        # called at each delivery with the nanoseconds waited so far; returns another number of workers, or None
+        # called at each delivery with the nanoseconds waited so far; returns a new number of workers, or None
         self.tuner: Tuner | None = None
-        self.here = False  # tasks are kept for this process, until workers are asked for
-        self.worker = 0  # whose batch was delivered last
+        self.here = False  # tasks are reserved for this process until workers are wanted
+        self.worker = 0  # worker whose batch was delivered last
 
     @property
     def ending(self) -> bool:
-        """All tasks of the epoch are given out."""
+        """Whether all tasks of the epoch are handed out."""
         return self._exhausted and not self._stopped
 
     def stop(self) -> None:
-        """The pool is about to be closed."""
+        """Call before closing the pool."""
         self._stopped = True
         if self._resizing_thread not in (0, threading.get_ident()):
-            with self._lock:  # else nothing would close a worker that is being started
+            with self._lock:  # otherwise nothing would close a worker that is just starting
                 pass
 
     def begin(self, next_indices: NextIndices, shared_seed: int | None = None, cursor: Cursor | None = None) -> None:
-        """Starts an epoch and fills the window. Tasks of an epoch that was left early are run but not delivered where
-        workers are seeded as torch's, for they move the workers' random state, as they do in torch. ``cursor`` says
-        where to begin, and is told what was delivered.
+        """Starts an epoch and fills the window. With torch's seeds, tasks of an epoch that was left early still run,
+        but are not delivered: they advance the workers' random state, as in torch. ``cursor``: where to begin; records
+        what is delivered.
         """
         with self._lock:
             self.epoch += 1
@@ -149,9 +151,9 @@ class Scheduler:
             self._fill()
 
     def resize(self, n: int) -> None:
-        """Another number of workers, from the next task on. Which batches come, and in which order, stays.
+        """Changes the number of workers from the next task on. Batches and their order do not change.
 
-        Any thread may ask, and a signal's handler. While the consumer is in ``next`` it holds once that delivers.
+        May be called from any thread or a signal handler. During ``next``, takes effect when that delivers.
         """
         if not self._knobs.shared:
             raise UsageError(
@@ -178,13 +180,13 @@ class Scheduler:
         self._fill()
 
     def make_one_ahead(self) -> None:
-        """From the next task on, one task in flight for each worker."""
+        """Limits each worker to one task in flight, from the next task on."""
         with self._lock:
             self._knobs = replace(self._knobs, prefetch_factor=1, ahead=0)
 
     def next(self) -> Batch:
-        """The next batch, or the ``ExceptionWrapper`` that came in its place. ``StopIteration``: the epoch is over.
-        After ``WorkerDiedError`` the tasks of that worker are lost, and the others go on."""
+        """Returns the next batch, or an ``ExceptionWrapper`` in its place. Raises ``StopIteration`` at the end of the
+        epoch. After ``WorkerDiedError`` the tasks of that worker are lost; the others continue."""
         with self._lock:
             return self._next()
 
@@ -211,7 +213,7 @@ class Scheduler:
             self._tasks.keep(result)
 
     def _run_here(self, task: InFlight) -> Result | None:
-        """The task that is due, run in this process. If it fails a worker runs it, whose error says where."""
+        """Runs the due task in this process. If it fails, a worker runs it, whose error tells where it failed."""
         assert self._make_batch is not None
         number = self._tasks.due
         began, cpu = time.perf_counter_ns(), time.thread_time_ns()
@@ -230,7 +232,7 @@ class Scheduler:
         return LocalBatch(-1, self.epoch, number, False, took, 0, data)
 
     def ready(self) -> bool:
-        """Whether ``next`` would not wait, as far as can be said without waiting. Takes in what has arrived."""
+        """Whether ``next`` would return without waiting, as far as known. Collects results that have arrived."""
         with self._lock:
             while self._pending_error is None and not self._stopped:
                 due = self._tasks.find_due(self._active.__getitem__)
@@ -251,7 +253,7 @@ class Scheduler:
             return True
 
     def _receive(self, task: InFlight) -> Result | None:
-        """Waits for a result of this epoch; None when what came brought no batch."""
+        """Waits for a result of this epoch; None if what arrived is not a batch."""
         timeout = self._knobs.timeout
         began = time.perf_counter_ns()
         result = self._ask(task, timeout if timeout > 0 else None)
@@ -259,7 +261,7 @@ class Scheduler:
         return None if result is None else self._accept(result)
 
     def _ask(self, task: InFlight, timeout: float | None) -> Result | None:
-        """A result of the pool's. None: a worker was replaced, or, if ``timeout`` is 0.0, there is none."""
+        """Receives a result from the pool. None: a worker was replaced, or nothing arrived and ``timeout`` is 0.0."""
         try:
             result = self._pool.receive(timeout, task.worker if self._knobs.in_order else None)
         except WorkersUselessError as e:
@@ -281,7 +283,7 @@ class Scheduler:
         return result
 
     def _accept(self, result: Result) -> Result | None:
-        """Counts what a worker did. Returns the result if it is a batch that is wanted."""
+        """Records what a worker did. Returns the result if it is a wanted batch."""
         if self._restarts is not None and self._restarts.own is not None:
             self._restarts.own.answered(result.worker)
         self._metrics.task(result.times)
@@ -311,7 +313,7 @@ class Scheduler:
         restarts.emit_warnings()
 
     def _go_home(self, reason: str) -> None:
-        """This process makes all batches that were not delivered yet, and there are no workers any more."""
+        """From now on, this process makes all undelivered batches, without workers."""
         assert self._retreat is not None
         self._alone = self.here = True
         self._wanted = None
@@ -320,7 +322,7 @@ class Scheduler:
         self._retreat.said(reason)
 
     def _made_here(self, error: ExceptionWrapper, number: int, indices: Index) -> Batch:
-        """The batch of a task that failed in a worker. Raises the script's own error, if it fails here, too."""
+        """Retries a task that failed in a worker. Raises the script's own error if it fails here too."""
         if self._retreat is None or not self._retreat.redo or self._make_batch is None:
             return error
         batch = self._make_batch(number, indices)
@@ -330,19 +332,19 @@ class Scheduler:
         return batch
 
     def _handle_lost_tasks(self, e: WorkerDiedError) -> None:
-        """What died with workers is lost, and so is skipped; the others go on."""
+        """Skips the tasks that died with workers; the others continue."""
         if not self._knobs.shared:
             for worker in e.workers:
                 self._active[worker] = False
         elif not self._pool.alive() or (e.tasks is None and self._exhausted):
-            # No worker is left that could be asked again: the epoch ends with what has come.
+            # No worker is left that could repeat a task: the epoch ends with what has arrived.
             for number in self._tasks.with_workers():
                 self._tasks.remove(number)
             self._exhausted = True
         elif e.tasks is not None:
             for number in e.tasks:
                 self._tasks.remove(number)
-        else:  # it died between two tasks, or in the instant in which it took one
+        else:  # the worker died between two tasks, or while taking one
             for number, indices in self._tasks.with_workers().items():
                 self._pool.submit(None, Task(self.epoch, number, indices))
 
@@ -383,15 +385,15 @@ class Scheduler:
             cursor.turn = result.worker + 1
 
     def _fill(self) -> None:
-        """Spends credits while there are any, and room for one batch more."""
+        """Spends credits while there are any, and the budget has room for another batch."""
         window = 1 if self.here else self._knobs.window + self._pool.ahead
         while self._spent < window and self._room():
             self._spent += 1
             self._submit()
 
     def _room(self) -> bool:
-        """Whether one batch more may be in flight. One always may; a budget that was asked for is not risked before
-        the first batch has shown how large it is."""
+        """Whether one more batch may be in flight. The first always may. With a budget set by the user, only one is
+        made until it has shown how large a batch is."""
         in_flight, usual = len(self._tasks), self._knobs.usual + self._pool.ahead
         largest = self._metrics.batch_bytes
         if not largest:
@@ -402,7 +404,8 @@ class Scheduler:
         return not in_flight or (in_flight + 1) * largest <= limit
 
     def _submit(self) -> None:
-        """Draws one task and gives it to the worker whose turn it is; with no worker left it is lost, as in torch."""
+        """Draws one task and gives it to the worker whose turn it is; if no worker is left, the task is lost, as in
+        torch."""
         if self._exhausted and self._knobs.shared:
             return
         try:
@@ -434,7 +437,7 @@ class Scheduler:
     def _give(self, worker: int | None, task: Task) -> TaskState:
         try:
             self._pool.submit(worker, task)
-        except Exception as e:  # indices that cannot be pickled, a worker that cannot be started any more
+        except Exception as e:  # indices that cannot be pickled, or a worker that cannot be started any more
             if self._retreat is None:
                 raise
             self._go_home(one_line(e))

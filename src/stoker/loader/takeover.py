@@ -1,11 +1,11 @@
-"""What replaces ``DataLoader._get_iterator`` of torch: one function that asks who wants a loader.
+"""Replaces torch's ``DataLoader._get_iterator`` by one function that asks who wants to handle a loader.
 
-- *Settings*: ``follow`` and ``stoker.install`` have a loader made with arguments of ``stoker.DataLoader``. The newest
-  one that wants it gives them.
-- *Maker*: ``--apply`` and ``STOKER_DEBUG=1`` make the iterator, of any loader. Else stoker's engine makes it where
-  settings were given, and torch's method where not.
+- *Settings*: ``follow`` and ``stoker.install`` apply arguments of ``stoker.DataLoader`` to a loader. The newest
+  one that wants the loader wins.
+- *Maker*: ``--apply`` and ``STOKER_DEBUG=1`` make the iterator of any loader. Otherwise stoker's engine makes it if
+  settings were given, and torch's method if not.
 
-Another library may put a wrapper around this function, and still call it when nobody wants anything here any more.
+Another library may have wrapped this function, and may still call it when nobody here wants to handle a loader.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Maker: TypeAlias = Callable[[LoaderLike], Iterator[Batch]]
 
 
 class Settings(NamedTuple):
-    """Gives loaders settings. ``wanted``: those of a loader, None: it is left alone. ``own``: the arguments that
-    torch's class does not have, with their defaults. ``staged``: a loader's dataset with the cache that ``cache=``
-    names, None: its own."""
+    """Applies settings to loaders. ``wanted``: returns a loader's settings, or None to leave it alone. ``own``: the
+    arguments that torch's class does not have, with their defaults. ``staged``: returns a loader's dataset with the
+    cache that ``cache=`` names, or None for its own dataset."""
 
     wanted: Callable[[LoaderLike], Attributes | None]
     own: Attributes
@@ -35,8 +35,7 @@ class Settings(NamedTuple):
 
 
 class _Replacement(NamedTuple):
-    """One function that stands in torch's class. There is a second one only above a wrapper that somebody else put
-    around the first."""
+    """A function installed in torch's class. A second one exists only if somebody else has wrapped the first."""
 
     function: Maker
     before: Maker
@@ -44,13 +43,13 @@ class _Replacement(NamedTuple):
 
 
 _lock = threading.Lock()
-_settings: list[Settings] = []  # the newest first
+_settings: list[Settings] = []  # newest first
 _makers: list[Maker] = []
-_replaced: list[_Replacement] = []  # the innermost first
+_replaced: list[_Replacement] = []  # innermost first
 
 
 def give(settings: Settings) -> None:
-    """Loaders have these settings from their next iterator on."""
+    """Applies these settings to loaders, from their next iterator on."""
     with _lock:
         _settings.insert(0, settings)
         _replace_for(settings)
@@ -60,9 +59,8 @@ _following = False
 
 
 def follow(own: Attributes) -> None:
-    """Stands behind loaders that frameworks build of torch's class from a ``stoker.DataLoader``'s attributes.
-    Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Other loaders are
-    left alone."""
+    """Handles torch loaders that frameworks build from the attributes of a ``stoker.DataLoader``. Accelerate, Ray and
+    others copy arguments by torch's names, so ``num_workers`` carries stoker's. Other loaders are left alone."""
     global _following
     if _following:
         return
@@ -73,14 +71,14 @@ def follow(own: Attributes) -> None:
 
 
 def make_with(maker: Maker) -> None:
-    """All iterators of torch's class come from ``maker`` from now on."""
+    """From now on, ``maker`` makes all iterators of torch's class."""
     with _lock:
         _makers.insert(0, maker)
         _replace_for(maker)
 
 
 def withdraw(claim: Settings | Maker) -> None:
-    """Takes ``give`` or ``make_with`` back. Without it: nothing."""
+    """Undoes ``give`` or ``make_with``; does nothing if there was neither."""
     base: Any = torch_loader.DataLoader
     with _lock:
         _settings[:] = [settings for settings in _settings if settings is not claim]

@@ -1,4 +1,4 @@
-"""Messages of torch that stoker repeats, read from torch's own code at run time, so that they are always torch's."""
+"""Repeats torch's messages, read from torch's own code at run time so that they always match."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def torch_message(function: Callable[..., object], start: str) -> str:
-    """The text in a function of torch that begins so; "" where this version of torch has none.
+    """The string in a torch function that begins with ``start``; "" if this version of torch has none.
 
     Example:
         >>> from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter

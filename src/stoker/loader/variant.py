@@ -1,4 +1,4 @@
-"""Loaders from what a user names: TARGET on the command line made into a loader, and copies with other settings."""
+"""Turns what a user names into loaders: TARGET on the command line, and copies with other settings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _by_path(path: str) -> ModuleType:
         raise UsageError(f"there is no file {path}")
     folder, file = os.path.split(os.path.abspath(path))
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # as for a script; and workers that are spawned import it by name
+        sys.path.insert(0, folder)  # as for a script; spawned workers import it by name as well
     name = file.removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -82,9 +82,9 @@ def _by_name(name: str) -> ModuleType:
 
 
 def as_loader(thing: object, batch_size: int | None = None, name: str = "TARGET") -> DataLoader[Sample]:
-    """A loader over ``thing``, which errors call ``name``: a DataLoader (torch's own or stoker's) as it is, or a new
-    one around a dataset, of 32 samples a batch if no size is given. A callable without arguments is called first.
-    Raises UsageError: ``thing`` is something else, or it is empty."""
+    """Returns a loader over ``thing``, which errors call ``name``. A DataLoader (torch's or stoker's) is returned as it
+    is; a dataset gets a new one, with 32 samples per batch if no size is given. A callable is called first, without
+    arguments. Raises UsageError if ``thing`` is anything else, or empty."""
     if not isinstance(thing, (DataLoader, Dataset)) and (isinstance(thing, type) or callable(thing)):
         try:
             thing = thing()
@@ -121,9 +121,9 @@ def variant(
         2
     """
     twin = copy.copy(loader)
-    fields = vars(twin)  # by its __dict__, because torch refuses to set these attributes of a loader that exists
+    fields = vars(twin)  # via __dict__, because torch refuses to set these attributes after construction
     fields["_iterator"] = None
-    state_of(twin).adopted = state_of(loader).adopted  # the copy has those settings
+    state_of(twin).adopted = state_of(loader).adopted  # the copy has these settings already
     if num_workers is not None:
         fields["num_workers"] = num_workers
         if num_workers:
@@ -141,7 +141,7 @@ def variant(
         if engine == "torch" and isinstance(twin.num_workers, AutoWorkers):
             raise UsageError('torch\'s engine has no num_workers="auto": say how many workers it is to have')
         fields["_get_iterator"] = MethodType(torch_get_iterator if engine == "torch" else get_iterator, twin)
-    elif "_get_iterator" in fields:  # of a variant: bound to the loader that is copied
+    elif "_get_iterator" in fields:  # of a variant: still bound to the original loader
         fields["_get_iterator"] = MethodType(fields["_get_iterator"].__func__, twin)
     return twin
 
