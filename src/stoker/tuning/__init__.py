@@ -1,4 +1,4 @@
-"""Settings: ``stoker tune``, ``stoker batch-size``, and what ``stoker run --apply`` gives to loaders.
+"""Settings: ``stoker tune``, ``stoker batch-size``, and what ``stoker run --apply`` changes in loaders.
 
 ::
 

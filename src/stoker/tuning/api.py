@@ -1,4 +1,4 @@
-"""``stoker.tune``: the settings a loader should have."""
+"""``stoker.tune``: finds the best settings for a loader."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def tune(
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> TuneResult:
-    """The settings a loader should have, measured on this machine.
+    """Finds the best settings for a loader by measuring on this machine.
 
-    An empty loop runs over workers of its own with the loader's dataset and collate function; the loader itself, its
-    sampler and every random state stay as they are.
+    Runs an empty loop over workers of its own, with the loader's dataset and collate function. The loader, its sampler
+    and all random state remain untouched.
 
     Args:
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: which settings may move: num_workers, prefetch_factor, pin_memory.
-        budget_s: seconds it may take, about.
-        batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
+        knobs: settings that may change: num_workers, prefetch_factor, pin_memory.
+        budget_s: approximate time limit in seconds.
+        batch_size: samples per batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
         progress: called with a line of text for each measurement.
 
     Returns:
-        The setting, and all that led to it; a notebook shows it as text.
+        The recommended setting and the measurements behind it; a notebook shows it as text.
 
     Raises:
-        UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, or a batch takes longer than the
+        UsageError: ``thing`` is not a loader or is empty, a sample cannot be loaded, or a batch takes longer than the
             budget.
 
     Example:

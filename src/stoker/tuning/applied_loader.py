@@ -1,4 +1,4 @@
-"""What ``--apply`` knows of one loader between its epochs."""
+"""What ``--apply`` knows about one loader between its epochs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from .cached_epochs import CachedEpochs
 
 @dataclass
 class Draws:
-    """Whether making batches in the script's process has moved a random generator."""
+    """Whether making batches in the script's process has advanced a random generator."""
 
-    batches: int = 0  # that were looked at
+    batches: int = 0  # batches observed
     moved: bool = False
 
 
 @dataclass
 class AppliedLoader:
-    entry: JsonObject | None = None  # what the report says of it; None: nothing is decided
-    is_undecided: bool = False  # whether it gets workers is decided again
+    entry: JsonObject | None = None  # the loader's entry in the report; None: nothing is decided yet
+    is_undecided: bool = False  # whether it gets workers must be decided again
     draws: Draws = field(default_factory=Draws)
     has_cache_in_workers: bool = False  # workers that stay, of a class of their own, were started with the cache
-    epochs: CachedEpochs | None = None  # who makes the next one
-    only_in_workers: str | None = None  # why the script's process makes no batches; None: not asked yet
+    epochs: CachedEpochs | None = None  # decides who makes the next epoch
+    only_in_workers: str | None = None  # why the script's process must not make batches; None: not determined yet
 
 
 def applied_to(loader: LoaderLike) -> AppliedLoader:
-    """The record of a loader."""
+    """Returns the record of a loader; creates it if needed."""
     state = state_of(loader)
     if not isinstance(state.applied, AppliedLoader):
         state.applied = AppliedLoader()

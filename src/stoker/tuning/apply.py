@@ -1,4 +1,4 @@
-"""``stoker run --apply``: puts stoker's engine, cache and worker count behind loaders that were written without it.
+"""``stoker run --apply``: adds stoker's engine, cache and worker count to loaders of an unchanged script.
 
 What happens to a loader::
 
@@ -10,9 +10,9 @@ What happens to a loader::
                         it has not: the epoch begins without a cache, and workers get it when the trial has ended
                         (``staging.late_plan``); without workers the next epoch does
 
-The worker count is decided when a loader is first iterated; of one without workers again, while it is not known what
-its trial finds, or whether its batches draw random numbers, in which case it keeps none. A failure in here leaves the
-loader as its script made it.
+The worker count is decided when a loader is first iterated. A loader without workers is reconsidered until its trial
+has ended and it is known whether making its batches draws random numbers; if it does, the loader gets none. A failure
+here leaves the loader as the script made it.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ from .applied_loader import Draws, applied_to
 from .cached_epochs import WORTH, Epoch
 from .managed_dataset import ManagedDataset
 
-WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
-# The same for far storage, where the samples that the trial reads take long, and so does the first epoch; and for a
-# stream or workers that stay with a class of their own: they keep the dataset that they are started with.
+WAIT_S = 1.0  # before the first batch; a longer trial continues beside the first epoch
+# The same for remote storage, where the trial's samples and the first epoch both take long; and for a stream, or for
+# persistent workers of a class with its own iterators: they keep the dataset that they are started with.
 LONG_WAIT_S = 4.0
-MOST_VAIN_S = 4.0  # of waiting for trials that did not end meanwhile: a script may make its dataset anew each epoch
-TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
-TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
-MOST_DATASETS = 8  # that are remembered
+MOST_VAIN_S = 4.0  # spent waiting for trials that did not end: a script may recreate its dataset each epoch
+TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
+TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
+MOST_DATASETS = 8  # remembered at most
 BY_SCRIPT = "; batches from the cache are made without them, in the script's own process, where that is faster"
 TAKEN_OVER = "; workers took over where that failed and they did not:"
 UNSEEN = "an epoch without workers shows first whether making its batches draws random numbers"
-WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with nodes of a cluster
+WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
 
 _datasets: list[ManagedDataset] = []
-_entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader
-_vain: list[float] = []  # seconds waited for trials that did not end
-_with_gradients: set[bool] = set()  # whether epochs were begun so, and so otherwise
-_made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # that were not iterated yet
+_entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader name
+_vain: list[float] = []  # seconds spent waiting for trials that did not end
+_with_gradients: set[bool] = set()  # whether gradients were enabled when epochs began; holds both values seen
+_made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # loaders that have not been iterated yet
 
 
 def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
-    """What makes iterators from now on. ``applied``: gets one entry a loader: ``{"from": settings, "to": settings,
-    "reason": text, "measured_s": seconds, "cache": what is kept}``."""
+    """Returns the function that makes iterators from now on. ``applied`` receives one entry per loader: ``{"from":
+    settings, "to": settings, "reason": text, "measured_s": seconds, "cache": what is kept}``."""
     keep_freed_memory()
 
     def make_iterator(loader: LoaderLike) -> Iterator[Batch]:
@@ -93,7 +93,7 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
 
 
 class EpochChoice(NamedTuple):
-    """How the epoch that begins is made. None: the loader's own."""
+    """How to make the epoch that begins. None: the loader's own."""
 
     dataset: object = None
     collate_fn: Callable[..., Batch] | None = None
@@ -102,19 +102,19 @@ class EpochChoice(NamedTuple):
 
 
 def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
-    """Decides on the loader's settings where they are open, and on its next epoch."""
+    """Decides the loader's open settings, and how its next epoch is made."""
     if not _is_manageable(loader):
         return EpochChoice(_stream_with_cache(loader, applied))
     known = _manage(loader, applied)
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
-    in_script = known.is_for_script(loader)  # which begins the epoch
+    in_script = known.is_for_script(loader)  # before the plan: it begins the epoch
     make = known.without_workers(loader, collate_fn) if in_script else engine.get_iterator
     return EpochChoice(staged, collate_fn, known.late_plan(loader), make)
 
 
 def loader_made(loader: LoaderLike) -> None:
-    """The trial of its dataset begins as soon as no other one runs. Workers that make their script's loaders anew
-    (spawn) begin none, nor do ranks of a node, which agree on one when they iterate."""
+    """Starts a trial of the dataset as soon as no other one runs. Spawned workers, which recreate their script's
+    loaders, start none; neither do ranks of a node, which agree on one when they iterate."""
     if get_worker_info() is None and parent_process() is None and ranks() == 1:
         _made.append(weakref.ref(loader))
         _begin_next_trial()
@@ -125,7 +125,7 @@ def _begin_next_trial() -> None:
         loader = _made.popleft()()
         if loader is not None and applied_to(loader).entry is None:
             with _left_as_it_is(loader):
-                # One that is known stays as it is: another loader may be about to use it.
+                # A known dataset is left alone: another loader may be about to use it.
                 if _is_manageable(loader) and not any(
                     known.is_same(without_subsets(loader.dataset)) for known in _datasets
                 ):
@@ -133,21 +133,22 @@ def _begin_next_trial() -> None:
 
 
 def _is_trying() -> bool:
-    """Whether a trial runs. Ranks of a node agree on theirs, and wait for no other."""
+    """Whether a trial runs. Ranks of a node agree on theirs and do not wait for others."""
     return ranks() == 1 and any(known.is_trying for known in _datasets)
 
 
 def cache_alone(applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
-    """Entered around what begins an epoch of a loader whose class makes iterators of its own (torchdata's
-    ``StatefulDataLoader``): gives it the cache. Its workers are the class's. Those that stay have it if the trial ended
-    before they were started. They are not told that an epoch begins, so a dataset that has changed ends their cache.
+    """Context for starting an epoch of a loader whose class makes its own iterators, such as torchdata's
+    ``StatefulDataLoader``. Gives the loader the cache; its workers remain the class's. Persistent workers have the
+    cache only if the trial ended before they started. They are not told when an epoch begins, so a changed dataset ends
+    their cache.
     """
     makes: Any = getattr(type(loader), "_get_iterator", None)
     if not isinstance(loader, TorchLoader) or makes is TorchLoader._get_iterator:
         return contextlib.nullcontext()
     asks_torch = "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",))
     if asks_torch or str(makes.__module__).startswith("stoker."):
-        return contextlib.nullcontext()  # torch's is stoker's
+        return contextlib.nullcontext()  # torch's method is replaced by stoker's
     run_already = getattr(loader, "_iterator", None) is not None and not applied_to(loader).has_cache_in_workers
     if loader.persistent_workers and (run_already or ranks() > 1):
         return contextlib.nullcontext()
@@ -168,7 +169,7 @@ def cache_alone(applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractC
 
 @contextlib.contextmanager
 def _left_as_it_is(loader: LoaderLike) -> Iterator[None]:
-    """A failure is reported, and the loader stays as its script made it."""
+    """Reports a failure and leaves the loader as the script made it."""
     try:
         yield
     except Exception as e:
@@ -176,7 +177,7 @@ def _left_as_it_is(loader: LoaderLike) -> Iterator[None]:
 
 
 def refresh() -> None:
-    """Brings the entries of all loaders up to date."""
+    """Updates the entries of all loaders."""
     for entry, known, made in _entries.values():
         entry["cache"] = known.report()
         loader = made()
@@ -193,15 +194,15 @@ def refresh() -> None:
 
 
 def _is_manageable(loader: LoaderLike) -> bool:
-    # An iterable dataset's shards depend on the count, so that stays; "auto" takes care of itself.
+    # An iterable dataset's shards depend on the number of workers, so it stays; "auto" decides for itself.
     is_auto = isinstance(loader.num_workers, AutoWorkers) and applied_to(loader).entry is None
     is_stream = isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__")
     return not is_auto and loader._dataset_kind == 0 and engine.SUPPORTED and not is_stream
 
 
 def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
-    """A copy of a stream that asks a dataset with a cache for its samples; None where it is left as it is. Without
-    workers it is: what iterating changes in the stream, the script can see."""
+    """Returns a copy of a stream that reads from a dataset with a cache; None to leave the stream alone. Without
+    workers it is left alone: the script can observe what iterating changes in the stream."""
     stream, workers = loader.dataset, loader.num_workers
     if not workers or isinstance(workers, AutoWorkers) or engine.init_sees_dataset(loader) or not engine.SUPPORTED:
         return None
@@ -220,8 +221,8 @@ def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
 
 
 def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") -> ManagedDataset:
-    """What is known of a loader's dataset. The loader's settings are decided the first time. ``why_own_count``: the
-    reason for which the worker count is left alone; "": it is decided here."""
+    """Returns the managed dataset of a loader; decides the loader's settings the first time. ``why_own_count``: why the
+    worker count must not change; "": it is decided here."""
     known = _managed(loader)
     known.asked_for += len(loader.dataset)
     known.is_single_pass = _expects_single_pass(loader, known)
@@ -238,16 +239,16 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
 
 
 def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
-    """Whether a script only predicts so far, and asks for no more samples than there are. Keeping them costs
-    time, and pays in a second pass only. Workers that stay could not begin to keep them later."""
+    """Whether the script has only predicted so far and requests no more samples than there are. Caching costs time and
+    pays off only in a second pass. Persistent workers could not start caching later."""
     _with_gradients.add(torch.is_grad_enabled())
     is_first = known.asked_for <= len(without_subsets(loader.dataset)) and isinstance(loader.sampler, SequentialSampler)
     return is_first and not (True in _with_gradients or loader.persistent_workers)
 
 
 def _managed(loader: LoaderLike) -> ManagedDataset:
-    """The managed dataset of one of the script's loaders; a new one for a dataset that was not seen before. Where
-    a script changes a dataset for one of its subsets, and back for another one, there are two."""
+    """Returns the managed dataset of one of the script's loaders, creating one for a new dataset. There are two if the
+    script modifies a dataset for one subset, and back for another."""
     asked = loader.dataset
     same = [known for known in _datasets if known.is_same(without_subsets(asked))]
     before = next((x for x in same if x.has_served(asked)), None)
@@ -265,7 +266,7 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
 
 
 def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObject, why_own_count: str) -> None:
-    """Decides a loader's settings."""
+    """Decides and records a loader's settings."""
     applied = applied_to(loader)
     own = int(loader.num_workers)
     count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
@@ -276,12 +277,12 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
         loader.__dict__["worker_method"] = where
         reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
     _use_workers(loader, count, by_task)
-    # Threads that read ahead load samples in another order, and several at once.
+    # Read-ahead threads load samples in a different order, and several at once.
     is_safe = known.found is not None and known.found.is_stateless
     if loader.__dict__.get("read_threads") is None or applied.entry is not None:
         loader.__dict__["read_threads"] = "auto" if is_safe else 1
-    # Whether a loader without workers gets some is decided again when the trial has ended, and what its own collate
-    # function takes, or whether its samples draw, is known.
+    # Whether a loader without workers gets some is decided again once the trial has ended, and once the cost of its own
+    # collate function and whether its samples draw random numbers are known.
     may_collate = not is_plain(loader.collate_fn)
     is_open = known.waits or known.trial is not None or may_collate or UNSEEN in reason
     applied.is_undecided = not (count or why_own_count) and is_open
@@ -298,7 +299,7 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
 
 
 def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
-    """The worker count for a loader with settings of its own, and the reason."""
+    """Returns the worker count for a loader whose settings are its own, and the reason."""
     own, found = int(loader.num_workers), known.found
     guess, why = first_guess(loader)
     if own >= guess:
@@ -330,7 +331,7 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
 
 
 def _why_own_count(loader: LoaderLike) -> str:
-    """Why more workers than a loader has would make other samples; "" if they would not."""
+    """Why more workers than a loader has would change its samples; "" if they would not."""
     handle = held(loader.dataset)
     if handle:
         return f"{handle}, which more processes would share"
@@ -340,8 +341,8 @@ def _why_own_count(loader: LoaderLike) -> str:
 
 
 def _drawn(loader: LoaderLike, found: TrialResult) -> str:
-    """Why a loader without workers is to have none: random numbers that making its batches draws in the script's
-    process, where the sampler's next order is drawn, too; "" where none are."""
+    """Why a loader without workers must stay so: making its batches draws random numbers in the script's process, from
+    which the sampler's next order is drawn too; "" if it draws none."""
     seen = applied_to(loader).draws
     if found.draws or seen.moved:
         return "making its batches draws random numbers, and what the script draws next depends on that"
@@ -351,7 +352,8 @@ def _drawn(loader: LoaderLike, found: TrialResult) -> str:
 
 
 def _watched(loader: LoaderLike, it: Iterator[Batch]) -> Iterator[Batch]:
-    """The iterator; of a loader that may get workers later it is noted whether making a batch draws."""
+    """Returns the iterator. If the loader may get workers later, records whether making a batch draws random
+    numbers."""
     fetcher = getattr(it, "_dataset_fetcher", None)
     if fetcher is None or not applied_to(loader).is_undecided:
         return it
@@ -362,7 +364,8 @@ def _watched(loader: LoaderLike, it: Iterator[Batch]) -> Iterator[Batch]:
 
 
 class _WatchedFetcher:
-    """torch's fetcher, and whether it draws. No part of it refers to the whole: a dataset ends with its iterator."""
+    """Wraps torch's fetcher and records whether it draws. It forms no reference cycle, so the dataset is freed with its
+    iterator."""
 
     def __init__(self, fetcher: Any, seen: Draws, generators: list[tuple[str, Any]]) -> None:
         self._fetcher, self._seen, self._generators = fetcher, seen, generators
@@ -380,7 +383,7 @@ class _WatchedFetcher:
 
 
 def _collates_long(loader: LoaderLike) -> bool:
-    """Whether the epochs before show that a loader without workers has its work in a ``collate_fn`` of the script's."""
+    """Whether previous epochs show that the work of a loader without workers is in its own ``collate_fn``."""
     rows = state_of(loader).metrics.by_epoch
     if is_plain(loader.collate_fn) or not rows or not rows[-1][0]:
         return False
@@ -389,7 +392,7 @@ def _collates_long(loader: LoaderLike) -> bool:
 
 
 def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:
-    """Gives a loader a count. Its own count keeps torch's seeds; another one seeds each task, as ``by_task`` asks."""
+    """Sets a loader's worker count. Its own count keeps torch's seeds; any other, or ``by_task``, seeds each task."""
     own = int(loader.num_workers)
     if count == own and not by_task:
         return

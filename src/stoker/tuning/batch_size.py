@@ -1,7 +1,7 @@
-"""The largest batch that fits the accelerator, by doubling and bisection, and what it brings in samples/s.
+"""Finds the largest batch that fits the accelerator, by doubling and bisection, and the gain in samples/s.
 
-Trials run in this process; out of memory is caught and cleaned up. The loader's sampler, its generators and the random
-state of the process are not touched.
+Trials run in this process; out-of-memory errors are caught and cleaned up. The loader's sampler, its generators and the
+process' random state are not touched.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ..device.accelerator import accelerator
 from ..loader.auto.tasks import SEED, keys_of
 
 SCHEMA = 1
-FINE = 16  # the search ends where what fits and what does not are this part apart
+FINE = 16  # the search ends when the bounds differ by less than this fraction
 HEADERS = ["", "batch size", "fits", "memory", "samples/s"]
-REPEATS = 3  # batches in a trial, of other samples each; the first also pays for what is imported or read only once
-PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
+REPEATS = 3  # batches per trial, each of different samples; the first also pays for one-time imports and reads
+PATIENCE = 8  # no more repeats once a trial has taken this fraction of the time left
 OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|allocate memory|bad_alloc|ALLOC_FAILED", re.IGNORECASE)
 
 Step = Callable[[Batch], object]
@@ -42,10 +42,10 @@ class BatchSizeTrial:
     """One batch size that was tried."""
 
     batch_size: int
-    fits: bool  # within the budget less the margin
-    peak_bytes: int  # the most that it took beyond what was there before; of what does not fit, what is known
-    samples_per_s: float | None  # of making the batch and the step, in one process; None where it does not fit
-    why: str  # it does not fit
+    fits: bool  # within the budget minus the margin
+    peak_bytes: int  # peak bytes above the baseline; a lower bound if the batch did not fit
+    samples_per_s: float | None  # rate of making a batch and running the step, in one process; None if it does not fit
+    why: str  # reason why it does not fit, or ""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class BatchSizes:
 
     @property
     def gain(self) -> float | None:
-        """Samples/s against the loader's own batch size, as a factor; None where that was not tried or does not fit."""
+        """Ratio of samples/s to the loader's own batch size; None if that was not tried or does not fit."""
         rates = {t.batch_size: t.samples_per_s for t in self.trials}
         before, after = rates.get(self.own), rates.get(self.best)
         return after / before if before and after else None
 
     def as_dict(self) -> JsonObject:
-        """For JSON."""
+        """As a dict for JSON."""
         return {"schema": SCHEMA, **asdict(self), "gain": self.gain}
 
     def _rows(self) -> list[list[str]]:
@@ -108,20 +108,20 @@ def largest(
     seconds: float = 60.0,
     progress: Callable[[str], None] | None = None,
 ) -> BatchSizes:
-    """The largest batch of ``loader``'s samples that fits the device.
+    """Finds the largest batch of ``loader``'s samples that fits the device.
 
     Args:
-        loader: its dataset and its collate_fn make the batches; its workers and its sampler are not used.
-        step: called with each batch on the device, for the memory of forward and backward. A model that it trains is
-            trained.
-        margin: share of the device's free memory that is kept free.
-        seconds: for all trials together.
+        loader: provides dataset and collate_fn; its workers and sampler are not used.
+        step: called with each batch on the device, to include the memory of forward and backward. It does train its
+            model.
+        margin: share of the device's free memory to keep free.
+        seconds: time limit for all trials together.
         progress: called with a line of text before each trial.
 
     Raises:
         UsageError: there is no accelerator, not one sample fits, the dataset, collate_fn or step raises, or an
             argument is wrong.
-        WorkerTimeoutError: the time was over before any batch was made.
+        WorkerTimeoutError: the time ran out before any batch size was found to fit.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -158,7 +158,7 @@ def largest(
 
 
 def _next(low: int, high: int, top: int) -> int | None:
-    """The batch size to try: ``low`` is the largest known to fit, ``high`` the smallest known not to."""
+    """Next batch size to try: ``low`` is the largest known to fit, ``high`` the smallest known not to."""
     if high > top:
         return None if low == top else min(2 * low or top, top)
     return (low + high) // 2 if high - low > max(1, low // FINE) else None
@@ -180,7 +180,8 @@ def _check(loader: object, step: object, margin: float, seconds: float) -> None:
 
 
 def counted() -> tuple[ModuleType, torch.device] | None:
-    """torch's module for the accelerator and the current device; None where there is none whose memory it can count."""
+    """Returns torch's module for the accelerator and the current device; None if there is none that reports its
+    memory."""
     device = accelerator()
     if device is None or device.type not in ("cuda", "xpu"):
         return None
@@ -189,7 +190,7 @@ def counted() -> tuple[ModuleType, torch.device] | None:
 
 
 class _Search:
-    """Makes batches of a loader's samples, and steps on them on the device."""
+    """Makes batches of a loader's samples, and runs the step on the device."""
 
     def __init__(
         self,
@@ -216,8 +217,8 @@ class _Search:
         self.name = f"{device} ({module.get_device_name()})"
 
     def trial(self, n: int) -> BatchSizeTrial:
-        """Makes batches of ``n`` samples and steps on them. Raises UsageError: the script's code raised."""
-        if 2 * n * self._sample_bytes > self._host:  # samples and the batch made of them are there at once
+        """Runs a trial with batches of ``n`` samples. Raises UsageError if the script's code raises."""
+        if 2 * n * self._sample_bytes > self._host:  # the samples and the batch made from them exist at the same time
             return BatchSizeTrial(
                 n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM"
             )
@@ -227,10 +228,10 @@ class _Search:
         try:
             with preserved():
                 seconds = self._seconds(n)
-        except (Exception, SystemExit) as e:  # becomes words here: its traceback would keep the batch in memory
+        except (Exception, SystemExit) as e:  # reduced to text here: its traceback would keep the batch in memory
             why = f"out of memory in {self._doing}" if _is_out_of_memory(e) else ""
             failed = "" if why else f"batch size {n:,}: {self._doing} raised {one_line(e)}"
-        with contextlib.suppress(RuntimeError):  # there may still be no memory for it
+        with contextlib.suppress(RuntimeError):  # there may still be too little memory for this
             self._module.set_rng_state(random_state)
         peak = int(self._module.max_memory_allocated()) - self._start
         self._clear()
@@ -240,7 +241,7 @@ class _Search:
         return BatchSizeTrial(n, not why, peak, None if why else n / max(seconds, 1e-9), why)
 
     def _seconds(self, n: int) -> float:
-        """Of one batch with its step, the median."""
+        """Median seconds of one batch with its step."""
         patience = (self.deadline - time.monotonic()) / PATIENCE
         times: list[float] = []
         while not times or (len(times) < REPEATS and sum(times) + times[-1] < patience):

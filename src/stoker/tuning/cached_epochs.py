@@ -1,8 +1,8 @@
-"""Where ``stoker run --apply`` has the batches of an epoch made once all samples lie in a cache.
+"""Decides where ``stoker run --apply`` makes an epoch's batches once all samples are cached.
 
-What is left of a sample is then often so little that starting workers, and moving batches between processes, costs
-more. ``loader/emulated_workers.py`` makes the same batches in the script's own process. Both ways are timed, an epoch
-each, and the faster one stays::
+Often so little work is left per sample that starting workers, and moving batches between processes, costs more.
+``loader/emulated_workers.py`` makes the same batches in the script's own process. Each way is timed for one epoch, and
+the faster one stays::
 
     epoch 1        workers fill the cache
     epoch 2        in the script's process, where an estimate says that this may pay
@@ -26,16 +26,16 @@ from ..sampling.seeding import can_preserve_seeds
 from ..sampling.stateful import is_stateful
 from ..sampling.worker_init import only_seeds
 
-FILLED = 0.9  # of the samples: an epoch that drops its last batch leaves some out
-GROWING = 0.02  # of what is in a cache: one that grew by more in an epoch is still being filled
-START_S = 0.02  # what starting a worker costs an epoch
+FILLED = 0.9  # of the samples: an epoch that drops its last batch skips some
+GROWING = 0.02  # share by which a cache may grow in an epoch; if it grew more, it is still being filled
+START_S = 0.02  # cost of starting a worker for an epoch
 MOST_S = 5.0  # of making an epoch's batches; longer ones are left to workers, who work beside the script's step
-PAYS = 1.5  # times what workers are expected to take: above that the script's process is not tried
-WORTH = 0.2  # of an epoch's time in the script's process: what workers could save at best, for them to be tried
+PAYS = 1.5  # the script's process is not tried if it is expected to take this many times as long as workers
+WORTH = 0.2  # minimum share of an epoch's time in the script's process that workers must be able to save, to be tried
 
 
 class Maker(enum.Enum):
-    """Who makes the batches of an epoch."""
+    """Who makes an epoch's batches."""
 
     WORKERS = "workers"
     SCRIPT = "the script's process"
@@ -54,8 +54,8 @@ class Epoch(NamedTuple):
 
 
 class CachedEpochs:
-    """What is known of the epochs of one loader. ``sample_s``: of a sample whose deterministic part is in the cache,
-    collating included."""
+    """History of one loader's epochs. ``sample_s``: seconds for a sample whose deterministic part is cached, including
+    its collation."""
 
     def __init__(self, sample_s: float, workers: int, cores: int) -> None:
         self._sample_s = sample_s
@@ -67,20 +67,20 @@ class CachedEpochs:
         self._stored = 0
 
     def is_filled(self, stored: int, room: int) -> bool:
-        """Whether the epoch that begins finds nearly all it needs in the cache, which holds so many samples, or results
-        of calls. Of calls there may be fewer than it has room for: how many is not known. To be asked once an epoch."""
+        """Whether the coming epoch finds nearly all it needs in the cache, which holds ``stored`` samples or call
+        results. There may be fewer distinct calls than ``room``; their number is unknown. Call once per epoch."""
         before, self._stored = self._stored, stored
         return stored >= FILLED * room or 0 < stored <= (1 + GROWING) * before
 
     def choose(self, rows: Sequence[Sequence[float]], filled: bool) -> Maker:
-        """Who makes the batches of the epoch that begins; ``rows`` are those of the epochs before."""
+        """Chooses who makes the coming epoch's batches. ``rows``: those of earlier epochs."""
         self._note(rows)
         maker = self._choice() if filled else Maker.WORKERS
         self._begun = maker, len(rows), filled, self._stored
         return maker
 
     def _note(self, rows: Sequence[Sequence[float]]) -> None:
-        """Takes in what the epoch before came to."""
+        """Records the result of the previous epoch."""
         if self._begun is None:
             return
         maker, at, filled, before = self._begun
@@ -101,24 +101,24 @@ class CachedEpochs:
         return Maker.SCRIPT if faster else Maker.WORKERS
 
     def _may_pay(self) -> bool:
-        """Whether an estimate says that an epoch without workers is not much longer than one with them."""
+        """Whether, by estimate, an epoch without workers takes little longer than one with them."""
         if self._last is None:
             return False
         here_s, step_s = self._sample_s * self._last.samples, self._last.step_s
         return here_s <= MOST_S and here_s + step_s <= PAYS * self._by_workers(here_s, step_s)
 
     def _workers_at_best(self, script: Epoch) -> float:
-        """Seconds of an epoch whose batches are made beside the script's step, which takes no longer for that."""
+        """Lower bound in seconds for an epoch whose batches are made in parallel with the script's step."""
         return self._by_workers(script.wait_s, script.loop_s - script.wait_s)
 
     def _by_workers(self, making_s: float, step_s: float) -> float:
-        """The same, for so much work: all of it shares the cores."""
+        """The same from seconds of work; all of it shares the cores."""
         return max(step_s, making_s / self._workers, (making_s + step_s) / self._cores) + START_S * self._workers
 
 
 def why_not(loader: LoaderLike) -> str:
-    """Why a loader's batches have to be made in workers; "" where they need not. ``worker_init_fn`` may do anything to
-    a worker's process, unless all it does is to seed; open files belong to each worker's own copy of the dataset."""
+    """Why workers must make a loader's batches; "" if they need not. ``worker_init_fn`` may do anything to a worker's
+    process, unless it only seeds. Open files belong to each worker's own copy of the dataset."""
     dataset = loader.dataset
     if int(loader.num_workers) == 0:
         return "there are no workers"

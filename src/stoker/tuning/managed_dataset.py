@@ -1,4 +1,4 @@
-"""A dataset of a script under ``stoker run --apply``: its trial, its cache, and where its cached batches are made."""
+"""A script's dataset under ``stoker run --apply``: its trial, its cache, and where its cached batches are made."""
 
 from __future__ import annotations
 
@@ -48,50 +48,50 @@ if TYPE_CHECKING:
     from ..staging.store.memory import MemoryTables
 
 LIMIT_S = 30.0  # for a trial
-FEWEST_SAMPLES = 8  # of a dataset for which a trial is made
-LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
-LEAST_GAIN_S = 50e-6  # and at least so much less
-LEAST_GAIN_SHARE = 0.02  # of a sample's time
-MOST_SERVED = 8  # subsets that are remembered
-NEW_CALLS = 0.9  # of the results kept, new ones in an epoch: a cache is of no use
-LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
+FEWEST_SAMPLES = 8  # smaller datasets get no trial
+LEAST_GAIN = 2.0  # minimum ratio between making the first part of a sample and copying it from memory
+LEAST_GAIN_S = 50e-6  # minimum saving in seconds
+LEAST_GAIN_SHARE = 0.02  # minimum saving as a share of a sample's time
+MOST_SERVED = 8  # subsets remembered
+NEW_CALLS = 0.9  # share of new results in an epoch above which a cache of calls is useless
+LEAST_SHARE = 0.05  # of a dataset that must fit into the cache
 
 
 class ManagedDataset:
-    """The dataset of one of the script's loaders, and what is known of it. Without a cache for it the dataset is not
-    held: once the script has let it go, its trial ends. ``may_try``: no other trial runs."""
+    """The dataset of one of the script's loaders, and what is known about it. Without a cache, the dataset is
+    referenced only weakly: once the script drops it, its trial ends. ``may_try``: no other trial runs."""
 
     def __init__(self, loader: LoaderLike, may_try: bool = True) -> None:
         asked = loader.dataset
         dataset = without_subsets(asked)
         self._dataset = _weakly(dataset)
         self._length = len(dataset)
-        self._samples = len(asked)  # that one loader wants
+        self._samples = len(asked)  # number that one loader requests
         self._served: deque[Callable[[], MapDataset | None]] = deque(maxlen=MOST_SERVED)
         self._indices = subsets.for_trial(asked)
         self._loader = weakref.ref(loader)
         self._end_trial: Callable[[], object] = lambda: None
-        self.found: TrialResult | None = None  # by the trial
+        self.found: TrialResult | None = None  # the trial's result
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
         self.collated: Staged | None = None  # the collate function of one of its loaders, with a cache
-        self._filled_before = 0  # results in that when the last epoch began
-        self.kept_before = 0  # samples that earlier runs left on disk
-        self.why_not_kept = ""  # for the next run
-        self.start_s = 0.0  # that the script waited while the trial was started
-        self.waited_s = 0.0  # that it waited for the trial's end
-        self.by_script = False  # batches that came from the cache were made in the script's own process
-        self.failed_in_script = ""  # an error there that workers did not have
-        self.trial: Trial | None = None  # that has not ended yet
-        self.is_fresh = False  # the script has done nothing since the trial began
-        self.asked_for = 0  # samples, in the epochs that were begun
-        self.is_single_pass = False  # no more of them are expected, so nothing is kept
-        self._lock = threading.Lock()  # a script may take batches in another thread than it makes iterators in
-        self._discards = Discards()  # trials of a dataset that was changed meanwhile
-        # by a loader's id, and how many of its functions: names of what they may change
+        self._filled_before = 0  # results in that cache when the last epoch began
+        self.kept_before = 0  # samples found on disk, from earlier runs
+        self.why_not_kept = ""  # why nothing is kept for the next run
+        self.start_s = 0.0  # for which the script waited for the trial to start
+        self.waited_s = 0.0  # for which the script waited for the trial to end
+        self.by_script = False  # the script's own process made batches from the cache
+        self.failed_in_script = ""  # an error there that workers did not raise
+        self.trial: Trial | None = None  # while it has not ended
+        self.is_fresh = False  # the script has not run since the trial began
+        self.asked_for = 0  # samples requested in the epochs begun so far
+        self.is_single_pass = False  # only one pass is expected, so nothing is cached
+        self._lock = threading.Lock()  # a script may take batches in one thread and create iterators in another
+        self._discards = Discards()  # trials discarded because the dataset changed meanwhile
+        # names that a loader's functions may change, by its id and the number of functions
         self._written: dict[tuple[int, int], set[str]] = {}
-        self.waits = False  # until no other trial runs
-        self._is_second = False  # no sample could be loaded in the first trial
+        self.waits = False  # waits until no other trial runs
+        self._is_second = False  # the first trial could not load any sample
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
         elif len(dataset) < FEWEST_SAMPLES:
@@ -104,11 +104,11 @@ class ManagedDataset:
 
     @property
     def dataset(self) -> MapDataset | None:
-        """None: the script has let it go."""
+        """The dataset; None once the script has dropped it."""
         return self._dataset()
 
     def start_trial(self) -> None:
-        """Begins to look for what can be kept."""
+        """Starts a trial, which looks for parts of samples to cache."""
         began, self.is_fresh, self.waits = time.monotonic(), True, False
         dataset, loader = self.dataset, self._loader()
         if dataset is None:
@@ -119,7 +119,7 @@ class ManagedDataset:
         try:
             self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler, collate_fn)
             self.reason = "the trial has not ended yet"
-            self._looked_at = Inputs(dataset).let_go(dataset)  # beside the trial
+            self._looked_at = Inputs(dataset).let_go(dataset)  # in parallel with the trial
             with contextlib.suppress(TypeError):
                 gone = weakref.finalize(dataset, self.trial.close)
                 gone.atexit = False
@@ -129,8 +129,8 @@ class ManagedDataset:
         self.start_s += time.monotonic() - began
 
     def take_result(self, seconds: float) -> None:
-        """Takes what the trial found, waiting for it no longer than ``seconds``. If the script has changed the dataset
-        since the trial began, another trial begins."""
+        """Takes the trial's result, waiting at most ``seconds``. Starts another trial if the script has changed the
+        dataset since this one began."""
         if self.trial is None:
             return
         began = time.monotonic()
@@ -140,7 +140,7 @@ class ManagedDataset:
                 self.end_trial()
                 try:
                     self._take(trial)
-                except Exception as e:  # a script must not fail because it is to be faster
+                except Exception as e:  # an attempt to speed up a script must not make it fail
                     self.reason = str(e)
         self.waited_s += time.monotonic() - began
         self.is_fresh = False
@@ -151,7 +151,7 @@ class ManagedDataset:
         return self.trial is not None and self.trial.is_running
 
     def end_trial(self) -> None:
-        """Nobody asks for its result any more."""
+        """Ends the trial: nobody needs its result any more."""
         self._end_trial()
 
     def _take(self, trial: Trial) -> None:
@@ -161,11 +161,11 @@ class ManagedDataset:
         except UsageError as e:
             self.reason = str(e)
         has_loaded = found is not None and math.isfinite(found.sample_s)
-        if not (has_loaded or self.is_fresh or self._is_second or ranks() > 1):  # the files may have come since then
+        if not (has_loaded or self.is_fresh or self._is_second or ranks() > 1):  # the files may have appeared since
             self._is_second = True
             self.start_trial()
             return
-        # Ranks of a node share one trial, which is not begun again.
+        # Ranks of a node share one trial, which is not repeated.
         changes = [] if self.is_fresh or ranks() > 1 else self._changes(found, self._looked_at)
         if not changes:
             self.found = found
@@ -179,14 +179,14 @@ class ManagedDataset:
             self.start_trial()
 
     def late_plan(self, loader: LoaderLike) -> LatePlan | None:
-        """How workers that are about to start come by the cache, if the trial ends in the middle of their epoch; None
-        where it has ended, or there are no workers."""
+        """Returns how workers about to start receive the cache if the trial ends during their epoch; None if it has
+        ended, or there are no workers."""
         if self.trial is None or self.is_single_pass or not int(loader.num_workers):
             return None
         started_with = Inputs(self.dataset)
 
         def ask(late: LatePlan) -> bool:
-            with contextlib.suppress(Exception):  # the next epoch has the cache
+            with contextlib.suppress(Exception):  # the next epoch has the cache anyway
                 self.take_result(0)
                 if self.trial is not None:
                     return True
@@ -198,8 +198,8 @@ class ManagedDataset:
         return LatePlan(ask)
 
     def _changes(self, found: TrialResult | None, before: Inputs) -> list[str]:
-        """What the script has changed in the dataset since a fingerprint of it, and not what loading samples changes,
-        nor what the kept part does not read."""
+        """What the script has changed in the dataset since a fingerprint was taken. Ignores changes by loading samples,
+        and attributes that the cached part does not read."""
         known, opened, reads = set(self._discards.changing), {}, None
         if found is not None:
             known |= {found.changes} if found.changes else set()
@@ -211,7 +211,7 @@ class ManagedDataset:
         return [c for c in read if not known & {changed_name(c), attribute_of_dataset(c)}]
 
     def _stage(self, found: TrialResult, memories: Sequence[MemoryTables]) -> str:
-        """Stages the dataset, in the node's memory if that is shared; or says why not."""
+        """Stages the dataset, in the node's shared memory if there is one. Returns why not; "" on success."""
         kept = found.plan or found.memo
         if kept is None:
             return found.why_not
@@ -219,7 +219,7 @@ class ManagedDataset:
         if why:
             return f"{why}; not more, because {found.why_not}" if found.why_not else why
         dataset = self.dataset
-        assert dataset is not None  # its loader asks
+        assert dataset is not None  # guaranteed: its loader is calling
         staged = Staged(dataset, _split=Split(dataset, found), _memories=memories)
         nbytes = kept.nbytes * self._samples
         if staged.account.budget < LEAST_SHARE * nbytes:
@@ -242,18 +242,18 @@ class ManagedDataset:
             self.why_not_kept = str(e)
 
     def _stage_collate(self, found: TrialResult | None, loader: LoaderLike | None) -> None:
-        """Stages the collate function of the loader for which the trial was made."""
-        # One that draws from a generator of its own is copied for each worker that the script's process plays.
+        """Stages the collate function of the loader for which the trial ran."""
+        # A collate function that draws from its own generator is copied for each emulated worker, so it gets no cache.
         if found is None or found.collate is None or loader is None:
             return
         if not find_generators(loader.collate_fn):
-            with contextlib.suppress(UsageError):  # it reads what cannot be compared
+            with contextlib.suppress(UsageError):  # it reads something that cannot be compared
                 collated = Collated(loader.collate_fn, self._length)
                 self.collated = Staged(collated, _split=Split(collated, found.collate))
 
     def collate_for(self, loader: LoaderLike) -> Callable[..., Batch] | None:
-        """The loader's collate function with its cache, at an epoch's beginning; None where it goes without. Workers
-        that stay would not be told that an epoch begins."""
+        """Returns the loader's collate function with its cache when an epoch begins; None to go without. Persistent
+        workers would not be told that an epoch begins."""
         collated = self.collated
         if collated is None or loader.persistent_workers or collated.dataset.collate_fn != loader.collate_fn:
             return None
@@ -268,13 +268,13 @@ class ManagedDataset:
 
     @property
     def own_cache(self) -> str:
-        """The attribute in which the dataset keeps what it loaded itself; "" where it does not."""
+        """The attribute in which the dataset caches what it loaded; "" if it does not."""
         plan = None if self.found is None else self.found.plan
         return plan.own_caches[0][-1] if plan is not None and plan.own_caches else ""
 
     def staged_for(self, loader: LoaderLike) -> MapDataset | None:
-        """The loader's dataset with its cache; None where the loader goes without. Without workers the dataset's own
-        cache serves, and the script can look into it."""
+        """Returns the loader's dataset with its cache; None to go without. Without workers the dataset's own cache is
+        used, which the script can inspect."""
         if self.staged is None or self.is_single_pass or (self.own_cache and not loader.num_workers):
             return None
         changed = self._changed_by(loader, [loader.collate_fn, loader.worker_init_fn], self.staged)
@@ -284,8 +284,8 @@ class ManagedDataset:
         return subsets.with_whole(loader.dataset, self.staged)
 
     def _changed_by(self, loader: LoaderLike, asked: Sequence[object], staged: Staged) -> str:
-        """An attribute or a global variable that some of the loader's functions may change, and a cached part may
-        read."""
+        """An attribute or global variable that the loader's functions may change and a cached part may read; "" if
+        none."""
         split = staged.split
         functions = [fn for fn in asked if fn is not None and not is_plain(fn)]
         if split is None or not functions:
@@ -300,7 +300,7 @@ class ManagedDataset:
         return min(known if split.reads is None else known & split.reads, default="")
 
     def is_same(self, dataset: MapDataset) -> bool:
-        """Whether another dataset is this one, or one made anew with the same content."""
+        """Whether another dataset is the same object, or a recreated one with the same content."""
         if dataset is self.dataset:
             return True
         if type(dataset) is not type(self.dataset) or self.staged is None:
@@ -311,16 +311,16 @@ class ManagedDataset:
             return False
 
     def is_unchanged(self) -> bool:
-        """Whether the dataset is as it was when its cache was begun; true where there is none."""
+        """Whether the dataset is unchanged since its cache was started; True without a cache."""
         return self.staged is None or not self.staged._watch.changes()
 
     def has_served(self, asked: MapDataset) -> bool:
-        """Whether a loader had this dataset, or this subset of it, before."""
+        """Whether a loader used this dataset, or this subset of it, before."""
         return any(served() is asked for served in self._served)
 
     def serve(self, asked: MapDataset) -> None:
-        """A loader has this dataset, or a subset of it. Where the script has made it anew, its random part is that
-        object's from now on."""
+        """Records that a loader uses this dataset, or a subset of it. If the script has recreated the dataset, its
+        random part runs on the new object from now on."""
         dataset = without_subsets(asked)
         if self.staged is not None and dataset is not self.dataset:
             self._dataset = lambda: dataset
@@ -329,7 +329,7 @@ class ManagedDataset:
             self._served.append(_weakly(asked))
 
     def is_for_script(self, loader: LoaderLike) -> bool:
-        """Whether the epoch that begins is to be made in the script's own process."""
+        """Whether the script's own process makes the coming epoch."""
         staged, found = self.staged, self.found
         if staged is None or found is None or found.changes or not staged.usable or not int(loader.num_workers):
             return False
@@ -349,7 +349,8 @@ class ManagedDataset:
         return staged.usable and staged.account.filled > 0
 
     def _filled(self, staged: Staged, loader: LoaderLike) -> tuple[int, int]:
-        """How many samples of a loader are in the cache, and how many it has; of calls, all results."""
+        """Number of a loader's samples in the cache, and their total; for cached calls, all results and the
+        capacity."""
         indices = subsets.indices(loader.dataset)
         if indices is None or staged._store is None or staged._table is not None:
             return staged.account.filled, staged.capacity
@@ -358,8 +359,8 @@ class ManagedDataset:
     def without_workers(
         self, loader: LoaderLike, collate_fn: Callable[..., Batch] | None
     ) -> Callable[[LoaderLike], Iterator[Batch]]:
-        """What makes iterators of a loader without its workers; with them, if generators cannot be copied.
-        ``collate_fn``: with its cache; None: the loader's own."""
+        """Returns the function that makes iterators for a loader without using its workers. Falls back to workers if
+        generators cannot be copied. ``collate_fn``: the one with a cache; None: the loader's own."""
         alone = self.found is not None and self.found.assigns
         try:
             with engine.with_dataset(loader, self.staged_for(loader), None, collate_fn):
@@ -385,7 +386,7 @@ class ManagedDataset:
         return make
 
     def report(self) -> JsonObject:
-        """What a report says of the cache, without what is empty."""
+        """The cache's part of the report, without empty entries."""
         out: JsonObject = {"why_not": self.reason, "samples": self._length}
         if self.collated is not None and self.collated.usable and self.collated.account.filled:
             out["collate"] = "; ".join(row.name for row in self.collated.split.rows) if self.collated.split else ""
@@ -393,16 +394,14 @@ class ManagedDataset:
             return out
         if self.is_single_pass:
             return out | {"why_not": "no gradients were asked for so far: a single pass over the samples is expected"}
-        account, now = self.staged.account, self.staged.split or self.found  # a dataset that changed was looked at anew
+        account, now = self.staged.account, self.staged.split or self.found  # a changed dataset was tried again
         return out | {
             "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
             "why_not": now.why_not,
             "calls": now.memo is not None,
             "filled": account.filled,
             "nbytes": account.nbytes,
-            "from_earlier_runs": self.kept_before,
-            "why_not_kept": self.why_not_kept,  # for later ones
-            "shared": account.ranks,  # of this node, that fill and read one cache: "nbytes" is counted in each of them
+            "shared": account.ranks,  # ranks of this node that share one cache; each of them counts "nbytes"
             "fill_s": account.keep_s,
             "discarded": "" if self.staged.usable else account.reason,
             "stale": not self.staged.usable and STALE in account.reason,
@@ -411,7 +410,8 @@ class ManagedDataset:
 
 
 def _weakly(x: MapDataset) -> Callable[[], MapDataset | None]:
-    """Returns the object, None once the script has let it go. Lists and the like are held."""
+    """Returns a function that returns the object, or None once the script has dropped it. Holds lists and other objects
+    without weak references."""
     try:
         return weakref.ref(x)
     except TypeError:
@@ -419,7 +419,7 @@ def _weakly(x: MapDataset) -> Callable[[], MapDataset | None]:
 
 
 def why_it_does_not_pay(plan: Plan) -> str:
-    """Why the first part of a sample is not worth keeping; "" if it is."""
+    """Why the first part of a sample is not worth caching; "" if it is."""
     least_s = max(LEAST_GAIN_S, LEAST_GAIN_SHARE * (plan.head_s + plan.tail_s))
     if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + least_s):
         return ""

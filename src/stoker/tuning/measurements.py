@@ -1,4 +1,4 @@
-"""All that ``stoker tune`` has measured, and the benches that measure it."""
+"""Everything that ``stoker tune`` has measured, and the benches that measure it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..loader.auto.bench import BenchWindow, WorkerBench
 from ..loader.auto.tasks import MeasuringTasks
 from .result import Setting
 
-KNEE = 0.97  # the smallest setting within 3 % of the best
-WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
-WINDOWS_IN_BUDGET = 60  # shorter windows where the budget would not hold so many
-BATCHES = 3  # of each worker in a window, at least
-RESERVE = 0.15  # share of the budget that the search leaves for what the result says beside the setting
+KNEE = 0.97  # share of the best rate that is good enough: the smallest setting within 3 % wins
+WINDOW_S = 0.25  # of one measurement; long enough that a scheduler tick on a busy machine is noise
+WINDOWS_IN_BUDGET = 60  # windows are shortened if the budget has no room for this many
+BATCHES = 3  # minimum batches per worker in a window
+RESERVE = 0.15  # share of the budget reserved for the rest of the result
 
 
 class Measurements:
-    """The windows that were measured, by setting."""
+    """The measured windows, by setting."""
 
     def __init__(self, loader: LoaderLike, budget_s: float, progress: Callable[[str], None]) -> None:
         self.loader, self.budget_s = loader, budget_s
@@ -33,7 +33,7 @@ class Measurements:
         self.transport: Budget = engine.budget(loader)
         self.tasks = MeasuringTasks(loader)
         self.rates: dict[Setting, list[float]] = {}  # samples per second of each window
-        self.windows: dict[Setting, BenchWindow] = {}  # the newest of each setting
+        self.windows: dict[Setting, BenchWindow] = {}  # the latest of each setting
         self.tried: list[JsonObject] = []  # all windows, in order, for the JSON
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
@@ -41,12 +41,13 @@ class Measurements:
         self.bench = WorkerBench(loader, self.tasks, self.transport, self.deadline)
 
     def is_over(self) -> bool:
-        """Whether there is no time for another window, but for the reserve."""
+        """Whether there is no time for another window, apart from the reserve."""
         return self.deadline - time.monotonic() < RESERVE * self.budget_s
 
     def measure(self, s: Setting) -> float:
-        """One more window of a setting. Returns its samples per second; without workers, those of one that would only
-        fetch and collate. Raises BadSample: a sample cannot be loaded; TooSlow: no batch came in the time left."""
+        """Measures one more window of a setting. Returns samples per second; without workers, those of a process that
+        only fetches and collates. Raises BadSample if a sample cannot be loaded, TooSlow if no batch came in the time
+        left."""
         window = self.bench.window(max(1, s.num_workers), s.prefetch_factor, self.window_s, BATCHES)
         rate = (window.rate if s.num_workers else 1 / window.make_s) * self.tasks.samples
         self.rates.setdefault(s, []).append(rate)
@@ -57,21 +58,21 @@ class Measurements:
         return rate
 
     def forget(self, s: Setting) -> None:
-        """Drops what was measured of a setting, which is no choice."""
+        """Drops the measurements of a setting that cannot be chosen."""
         del self.rates[s], self.windows[s]
 
     def rate(self, s: Setting) -> float:
-        """The median of a setting's windows, which is measured if it was not."""
+        """The median of a setting's windows; measures the setting if needed."""
         return statistics.median(self.rates[s]) if s in self.rates else self.measure(s)
 
     def knee(self, settings: Iterable[Setting]) -> Setting:
-        """The smallest setting within 3 % of the fastest, all of which were measured."""
+        """The smallest setting within 3 % of the fastest; measures those that were not."""
         scores = {s: self.rate(s) for s in settings}
         least = KNEE * max(scores.values())
         return min((s for s in scores if scores[s] >= least), key=lambda s: s.size)
 
     def alternate(self, settings: list[Setting], rounds: int) -> None:
-        """Measures settings in turns, for at most ``rounds``."""
+        """Measures settings alternately, for at most ``rounds`` rounds."""
         for k in range(rounds):
             for s in settings if k % 2 == 0 else settings[::-1]:
                 if self.is_over():

@@ -27,8 +27,8 @@ class Setting:
 
     @property
     def size(self) -> tuple[float, int]:
-        """What the smallest setting goes by. No workers counts as the largest: its work adds to the model's own, and
-        does not run beside it."""
+        """Sort key for the smallest setting. No workers counts as largest: the loading then adds to the model's time
+        instead of running in parallel."""
         return self.num_workers or math.inf, self.prefetch_factor
 
     @property
@@ -40,7 +40,7 @@ class Setting:
 
 
 class Point(NamedTuple):
-    """One number of workers, in samples per second: the median of its windows, the slowest, the fastest."""
+    """Samples per second for one number of workers: the median, slowest and fastest of its windows."""
 
     workers: int
     rate: float
@@ -55,18 +55,18 @@ class TuneResult:
 
     name: str  # what was tuned
     best: Setting  # the knee: the smallest setting within 3 % of the fastest
-    # its samples per second, the median of its windows; ``low``, ``high``: the slowest and the fastest of them
+    # its samples per second, the median of its windows; ``low``, ``high``: the slowest and fastest
     rate: float
     low: float
     high: float
-    curve: tuple[Point, ...]  # samples per second by workers, for the other knobs of ``best``
-    limits: tuple[Limit, ...]  # what bounds the number of workers, the tightest first
-    bound: Limit | None  # the limit that kept ``best`` small; None where more workers would not have helped
+    curve: tuple[Point, ...]  # samples per second by workers, with the other knobs as in ``best``
+    limits: tuple[Limit, ...]  # limits on the number of workers, the tightest first
+    bound: Limit | None  # the limit that kept ``best`` small; None if more workers would not help
     reasons: dict[str, str]  # why each knob has its value, by torch's names
     lines: dict[str, str]  # to paste: ``{"torch": ..., "stoker": ...}``
-    notes: tuple[str, ...] = ()  # what else there is to know
+    notes: tuple[str, ...] = ()  # further remarks
     tried: tuple[JsonObject, ...] = field(default=(), repr=False)  # every window, in order, with its samples per second
-    seconds: float = 0.0  # how long it took
+    seconds: float = 0.0  # duration of the tuning
 
     def as_dict(self) -> JsonObject:
         """For JSON; ``docs/tune.md`` has the schema."""
@@ -82,7 +82,7 @@ class TuneResult:
         return self.text(80, colour=False)
 
     def text(self, width: int, colour: bool) -> str:
-        """For a terminal."""
+        """Formats it for a terminal."""
         b = self.best
 
         def bold(words: str) -> str:
@@ -115,5 +115,5 @@ class TuneResult:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def show(self) -> None:
-        """Prints it, as wide and as colourful as stdout is."""
+        """Prints it, with the width and colours of stdout."""
         print(self.text(terminal.width(sys.stdout), terminal.colour_wanted(sys.stdout)))

@@ -1,4 +1,4 @@
-"""Which settings ``stoker tune`` measures, and which of them it recommends.
+"""Chooses the settings that ``stoker tune`` measures, and the one it recommends.
 
 ::
 
@@ -28,16 +28,16 @@ from ..loader.auto.limits import Limit, limits
 from .measurements import KNEE, Measurements
 from .result import Point, Setting, TuneResult
 
-FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and at most
+FEW, MANY = 3, 8  # windows per finalist: minimum if there is time, and maximum
 FINALISTS = 4
-NEAR = 0.6  # of the fastest single window, which may have been a lucky one: which settings are measured again
-GAIN = 1 / KNEE  # a larger setting has to be faster by this
-PREFETCH = (2, 4, 8)  # 1 leaves no slack for a consumer that is late, which an empty loop cannot see
-DEPTH = 4  # batches in flight for each worker where that takes next to no memory
-CHEAP = 64  # which is this part of the budget for batches in flight
+NEAR = 0.6  # share of the fastest single window, which may have been lucky, above which a setting is measured again
+GAIN = 1 / KNEE  # a larger setting must be faster by this factor
+PREFETCH = (2, 4, 8)  # 1 leaves no slack for a late consumer, which an empty loop cannot show
+DEPTH = 4  # batches in flight per worker if they take next to no memory
+CHEAP = 64  # at most this fraction of the budget for batches in flight
 SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the second epoch as in the first
-READS = 1 << 14  # bytes a batch; below it, what was read are messages
-WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
+READS = 1 << 14  # bytes per batch; below that, the reads were only messages
+WORKER_BYTES = 64 << 20  # assumed until a worker's memory is known
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel")
 NOT_DIVIDED = (
     "no other number of workers is tried: the iterable dataset was not seen to ask get_worker_info(), so each worker "
@@ -48,7 +48,7 @@ NOT_DIVIDED = (
 class TunerSearch:
     """One run of the tuner."""
 
-    limits: list[Limit]  # of the number of workers, the tightest first
+    limits: list[Limit]  # on the number of workers, the tightest first
 
     def __init__(self, measurements: Measurements, name: str, knobs: Sequence[str]) -> None:
         self.measured, self.name, self.knobs = measurements, name, knobs
@@ -57,8 +57,8 @@ class TunerSearch:
         self.notes: list[str] = [measurements.tasks.note] if measurements.tasks.note else []
 
     def run(self) -> Setting:
-        """The setting to recommend. Raises UsageError: a sample cannot be loaded, or not one batch comes within the
-        budget."""
+        """Returns the setting to recommend. Raises UsageError if a sample cannot be loaded, or no batch arrives within
+        the budget."""
         s = Setting(1, batch_size=self.loader.batch_size)
         if "num_workers" in self.knobs and self.measured.is_stream and not divides(self.loader.dataset):
             self.knobs = [knob for knob in self.knobs if knob != "num_workers"]
@@ -73,8 +73,8 @@ class TunerSearch:
         return best
 
     def _climb(self, first: Setting, s: Setting) -> None:
-        """Measures settings from ``s`` on, until the time is over. Then all that were measured may win, but for
-        ``first``, where a knob of it has another value than it may have."""
+        """Measures settings from ``s`` on until the time is over. Any measured setting may win, except ``first`` if one
+        of its knobs has a value that is not allowed."""
         try:
             self.measured.rate(s)
             if s != first:
@@ -88,12 +88,12 @@ class TunerSearch:
             self.notes.append(f"the time was over in the middle of a measurement: {e}")
 
     def counts(self) -> list[int]:
-        """Numbers of workers that may be tried."""
+        """Numbers of workers to try."""
         most = self.limits[0].most
         return [n for n in range(1, most + 1) if n <= 4 or n in (6, 8, 12) or n % 16 == 0 or n == most]
 
     def _first(self, s: Setting) -> None:
-        """Measures one worker: the limits, and whether files are read."""
+        """Measures one worker, to learn the limits and whether files are read."""
         try:
             self.measured.measure(s)
         except TooSlow:
@@ -103,7 +103,7 @@ class TunerSearch:
             ) from None
         window = self.measured.windows[s]
         if self._reuse_tasks(window) and window.read > READS * window.batches and not self.measured.is_over():
-            self.measured.forget(s)  # it was the disk that was measured
+            self.measured.forget(s)  # the measurement was of the disk
             self.measured.measure(s)
             window = self.measured.windows[s]
         self.limits = limits(
@@ -117,7 +117,8 @@ class TunerSearch:
         )
 
     def _reuse_tasks(self, window: BenchWindow) -> bool:
-        """Later windows draw what was drawn before, unless an epoch reads more than memory holds. Returns whether."""
+        """Lets later windows repeat earlier samples, unless an epoch reads more than memory holds. Returns whether it
+        does."""
         tasks, dataset = self.measured.tasks, self.loader.dataset
         if self.measured.is_stream or not tasks.has_enough or not hasattr(dataset, "__len__"):
             return False
@@ -129,7 +130,7 @@ class TunerSearch:
         return True
 
     def _fixed(self, s: Setting) -> Setting:
-        """Where the search begins: knobs that may not move have the loader's own values."""
+        """Where the search begins: fixed knobs have the loader's own values."""
         if "num_workers" not in self.knobs:
             s = replace(s, num_workers=max(1, int(self.loader.num_workers)))
         if "prefetch_factor" not in self.knobs:
@@ -172,7 +173,8 @@ class TunerSearch:
         return s
 
     def _is_cheap(self) -> bool:
-        """Whether ``DEPTH`` batches in flight for each of as many workers as there may be take next to no memory."""
+        """Whether ``DEPTH`` batches in flight per worker, with the maximum number of workers, take next to no
+        memory."""
         in_flight = self.measured.nbytes * DEPTH * self.limits[0].most
         return in_flight <= self.measured.transport.flight_bytes // CHEAP
 
@@ -180,11 +182,11 @@ class TunerSearch:
         nbytes = self.measured.nbytes
         device = accelerator()
         if device is not None and device.type == "cuda" and 2 * nbytes > torch.cuda.mem_get_info()[0]:
-            return False  # the batch in use, and the next one
+            return False  # there must be room for the batch in use and the next one
         return nbytes * s.prefetch_factor * s.num_workers <= self.measured.transport.flight_bytes
 
     def _finalists(self, s: Setting) -> None:
-        """Measures the fastest settings in turns, because the best of many single windows is too good to be true."""
+        """Measures the fastest settings alternately, because the best of many single windows is biased upwards."""
         alike = sorted(self.measured.rates, key=lambda k: -self.measured.rate(k))
         fastest = self.measured.rate(alike[0])
         finalists = [k for k in alike if self.measured.rate(k) >= NEAR * fastest][:FINALISTS]
@@ -219,7 +221,7 @@ class TunerSearch:
         return words
 
     def result(self, found: Setting) -> TuneResult:
-        """The result, while workers are still there to be measured."""
+        """Builds the result, while workers still exist to be measured."""
         measured = self.measured
         best = replace(found, pin_memory=self._pins()) if "pin_memory" in self.knobs else found
         rates = measured.rates[found]
@@ -245,7 +247,7 @@ class TunerSearch:
         return choice.on
 
     def _curve(self, found: Setting) -> tuple[Point, ...]:
-        """Samples per second by number of workers: of ``found``, and of the fastest of each other number."""
+        """Samples per second by number of workers: of ``found``, and of the fastest setting of each other number."""
         measured = self.measured
         best: dict[int, Setting] = {}
         for s in sorted(measured.rates, key=measured.rate):
@@ -255,7 +257,7 @@ class TunerSearch:
         return tuple(Point(n, measured.rate(best[n]), min(each), max(each), len(each)) for n, each in rates.items())
 
     def _bound(self, s: Setting) -> Limit | None:
-        """The limit that kept the setting small: it is at its bound, and the curve still rises there."""
+        """The limit that kept the setting small: the setting is at the limit, and the curve still rises there."""
         if s.num_workers != self.limits[0].most or s.num_workers < 2:
             return None
         fewer = replace(s, num_workers=self.counts()[-2])
