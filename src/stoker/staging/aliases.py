@@ -1,4 +1,4 @@
-"""Whether two values are the same memory: what is kept would be copies."""
+"""Detects values that share memory, which cached copies would not."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .store.encode import CacheError
 
 NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
 DESCRIPTIONS = (type, range, np.dtype, torch.dtype, torch.device, pathlib.PurePath, enum.Enum, types.ModuleType)
-DEPTH = 6  # of containers and objects in each other
+DEPTH = 6  # nesting depth of containers and objects
 IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta)
 
 
 def share_memory(a: object, b: object) -> bool:
-    """Whether two results of the same call lie in the same memory: it belongs to the dataset, then."""
+    """Whether two results of the same call share memory. If so, it belongs to the dataset."""
     if isinstance(a, (torch.Tensor, np.ndarray)) and isinstance(b, (torch.Tensor, np.ndarray)):
         return _overlap(_range_of(a), _range_of(b))
     if isinstance(a, dict) and isinstance(b, dict):
@@ -34,8 +34,8 @@ def share_memory(a: object, b: object) -> bool:
 
 
 def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:
-    """Whether two results of the same call hold one and the same object: it belongs to the dataset, and what is kept of
-    it would not see that its attributes are changed."""
+    """Whether two results of the same call hold the same object. It then belongs to the dataset, and a cached copy
+    would miss later changes of its attributes."""
     if isinstance(a, (*IMMUTABLE, *IDENTICAL, torch.Tensor, np.ndarray)) or type(a) is not type(b) or not depth:
         return False
     if isinstance(a, (list, tuple)):
@@ -47,12 +47,12 @@ def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:
 
 
 def refuse_aliases(state: object, dataset: object) -> None:
-    """Variables that are one and the same object, or share memory, must stay so; and none may be the dataset, of
-    which what is kept would be a copy. Raises CacheError: two of them do, or one is.
+    """Checks that no two variables are the same object or share memory, and that none is the dataset itself: cached
+    copies would separate them. Raises CacheError otherwise.
 
-    What an object that is pickled (a row of a table) holds twice, it holds twice again: ``pickle`` sees to that.
+    Repeated references within a pickled object (such as a table row) are fine: ``pickle`` preserves them.
     """
-    seen: dict[int, tuple[object, object]] = {}  # by id: a value, and the object that is pickled with it inside
+    seen: dict[int, tuple[object, object]] = {}  # by id: a value, and the pickled object that contains it
     ranges: list[tuple[int, int]] = []
     waiting: list[tuple[object, object]] = [(state, None)]
     while waiting:
@@ -86,7 +86,7 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def _range_of(x: torch.Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Where an array or tensor begins and ends in memory."""
+    """Address range of an array or tensor."""
     if isinstance(x, np.ndarray):
         first = int(x.__array_interface__["data"][0])
         steps = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]

@@ -1,4 +1,4 @@
-"""Batches of a ``Staged``: one gather where all samples are rows of one store, else sample by sample."""
+"""Batches of a ``Staged``: one gather if all samples are rows of one store, otherwise sample by sample."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class PreparedSamples(Protocol):
 
 
 class Batches:
-    """Makes batches of indices, in a worker or without any. ``select`` takes rows of columns; a worker's writes them to
-    a slot. ``plain``: ``collate`` is torch's ``default_collate``, so it only stacks."""
+    """Makes batches from indices, with or without workers. ``select`` takes rows of columns; in a worker it writes them
+    to a slot. ``plain``: ``collate`` is torch's ``default_collate``, which only stacks."""
 
     def __init__(
         self, staged: PreparedSamples, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool
     ) -> None:
         self._staged = staged
         self._collate = collate
-        # A batch that is augmented goes to a slot after that.
+        # An augmented batch goes to a slot after augmentation.
         self._select = select if staged.augment_batch is None else new_tensors
         self._gathers = plain and staged.is_exact
         self._checked = False
         staged.look_again()
 
     def __call__(self, indices: Sequence[Index]) -> Batch:
-        """The batch of a list of indices."""
+        """Makes the batch for a list of indices."""
         batch = self._batch(indices)
         augment = self._staged.augment_batch
         return batch if augment is None else augment(batch)
@@ -69,7 +69,7 @@ class Batches:
         made, columns = store.layout, store.columns
         assert made is not None
         if not self._checked and not store.gather_checked:
-            # Once both ways: this finds a collate function that was changed inside.
+            # Make the first one both ways: detects a collate function that was modified.
             batch = self._collate(self._staged.make(indices))
             try:
                 gathered = made.batch(store.copied(lambda: new_tensors(columns, rows)))

@@ -1,8 +1,8 @@
-"""Which branches of the user's code a sample takes.
+"""Records which branches of the user's code a sample takes.
 
-A trial makes a few samples, and a dataset may treat one class in a hundred in another way. So the user's functions get
-marks: each branch notes that it ran. A sample that took a branch which was not vetted is made again, in other
-surroundings (see ``Filler``), before it may be stored.
+A trial makes only a few samples, but a dataset may treat one class in a hundred differently. So the user's functions
+are instrumented: each branch records that it ran. A sample that took an unvetted branch is made again under different
+conditions (see ``Filler``) before it may be stored.
 
 ::
 
@@ -10,8 +10,8 @@ surroundings (see ``Filler``), before it may be stored.
         x = self.noise(x)                    hits[12] = 1
                                              x = self.noise(x)
 
-A function's code is replaced in place (``fn.__code__``): it stays the same object, with the same lines in tracebacks.
-Functions of libraries have no marks.
+A function's code is replaced in place (``fn.__code__``): the function object stays the same, and tracebacks show the
+same lines. Library functions are not instrumented.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-MOST = 1 << 14  # branches of all functions
+MOST = 1 << 14  # branches of all functions together
 
 
 class _Hits(ctypes.c_ubyte * MOST):  # type: ignore[misc]
-    """Bytes that may be a constant of code, which is hashed."""
+    """A byte array that may be a constant in a code object, which must be hashable."""
 
     __hash__ = object.__hash__
 
 
-_hits = _Hits()  # by number of a branch: 1 if it ran since ``begin``
+_hits = _Hits()  # by branch number: 1 if it ran since ``begin``
 _view = memoryview(_hits).cast("B")
-_numbers: dict[tuple[object, ...], int] = {}  # by place in the source
-_STORE, _CALL = "\0stoker-store", "\0stoker-call"  # stand for ``_hits`` and a function that writes to it
+_numbers: dict[tuple[object, ...], int] = {}  # branch number by place in the source
+_STORE, _CALL = "\0stoker-store", "\0stoker-call"  # placeholders for ``_hits`` and a function that writes to it
 _VALUES = {_STORE: _hits, _CALL: _hits.__setitem__}
-KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # of indices
-SCOPE = "_stoker_scope"  # the function around what is compiled
+KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # index types
+SCOPE = "_stoker_scope"  # function around the code to be compiled
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 def begin() -> None:
-    """No branch has run."""
+    """Marks all branches as not run."""
     ctypes.memset(_hits, 0, len(_numbers))
 
 
 def taken() -> bytes:
-    """By number of a branch: 1 if it has run since ``begin``."""
+    """By branch number: 1 if it ran since ``begin``."""
     return bytes(_view[: len(_numbers)])
 
 
 def restore(hits: bytes) -> None:
-    """These branches have run, too."""
+    """Adds branches that ran."""
     for k, hit in enumerate(hits):
         if hit:
             _hits[k] = 1
 
 
 class Vetted:
-    """Branches that were vetted for one dataset, shared with workers that are forked."""
+    """Branches vetted for one dataset; shared with forked workers."""
 
     UNKNOWN, SAME, DIFFERS = range(3)
 
@@ -71,11 +71,11 @@ class Vetted:
         self._made = mmap.mmap(-1, MOST + 1)
 
     def __reduce__(self) -> tuple[type[Vetted], tuple[()]]:
-        return Vetted, ()  # the numbers are other ones in a process that was not forked
+        return Vetted, ()  # branch numbers differ in a process that was not forked
 
     def is_kind(self, indices: Iterable[object]) -> bool:
-        """Whether indices are of the one type of which samples are kept: ``dataset[np.int64(3)]`` may be another sample
-        than ``dataset[3]``. The first batch decides."""
+        """Whether all indices have the one type for which samples are cached: ``dataset[np.int64(3)]`` may differ from
+        ``dataset[3]``. The first batch decides."""
         kinds = set(map(type, indices))
         if not kinds:
             return True
@@ -87,13 +87,13 @@ class Vetted:
         return self._made[MOST] == kind
 
     def new(self, hits: bytes) -> list[int]:
-        """Numbers of branches that ran and were not vetted, or must not be taken."""
+        """Numbers of branches that ran but were not vetted, or must not be taken."""
         known = int.from_bytes(self._made[: len(hits)], "little")
         left = int.from_bytes(hits, "little") & ~known
         return [k for k, hit in enumerate(left.to_bytes(len(hits), "little")) if hit & 1] if left else []
 
     def may_not(self, numbers: Iterable[int]) -> bool:
-        """Whether samples that take one of these branches are never kept."""
+        """Whether samples that take one of these branches must never be cached."""
         return any(self._made[k] == self.DIFFERS for k in numbers)
 
     def note(self, numbers: Iterable[int], is_same: bool) -> None:
@@ -102,13 +102,13 @@ class Vetted:
 
 
 def with_marks(module: ast.Module, file: str) -> ast.Module:
-    """A syntax tree in which each branch notes that it ran. It is to be compiled, and then ``bind`` is to be called."""
+    """Instruments a syntax tree so that each branch records that it ran. Compile it, then call ``bind``."""
     marked: ast.Module = _Marker(file).visit(module)
     return ast.fix_missing_locations(marked)
 
 
 def bind(code: types.CodeType) -> types.CodeType:
-    """Compiled code whose marks write where ``taken`` reads."""
+    """Makes the marks of compiled code write to the memory that ``taken`` reads."""
     constants = tuple(
         bind(c) if isinstance(c, types.CodeType) else _VALUES[c] if isinstance(c, str) and c in _VALUES else c
         for c in code.co_consts
@@ -118,7 +118,7 @@ def bind(code: types.CodeType) -> types.CodeType:
 
 def compile_with_marks(module: ast.Module, file: str, flags: int) -> types.CodeType:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # a text is called, until ``bind``
+        warnings.simplefilter("ignore", SyntaxWarning)  # a string is "called" until ``bind``
         return bind(compile(with_marks(module, file), file, "exec", flags=flags, dont_inherit=True))
 
 
@@ -141,7 +141,7 @@ class _Marker(ast.NodeTransformer):
             body.insert(0, self._mark(body[0], kind))
 
     def _value(self, node: ast.expr, kind: str) -> ast.expr:
-        """``(mark(k), value)[1]``, where the value calls something."""
+        """``(mark(k), value)[1]`` if the value calls anything."""
         inside = list(ast.walk(node))
         if not any(isinstance(x, ast.Call) for x in inside):
             return node
@@ -201,13 +201,13 @@ class _Marker(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
-        first, *later = node.comparators  # of a < b < c the last one may not be looked at
+        first, *later = node.comparators  # in a < b < c, the last one may not be evaluated
         node.comparators = [first, *(self._value(x, f"compared {k}") for k, x in enumerate(later))]
         return node
 
     def _visit_items(self, node: ast.AST) -> ast.AST:
         self.generic_visit(node)
-        for name in ("elt", "key", "value"):  # there may be no items
+        for name in ("elt", "key", "value"):  # not evaluated if there are no items
             if hasattr(node, name):
                 setattr(node, name, self._value(getattr(node, name), name))
         for k, generator in enumerate(node.generators):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a cache on disk depends on: the source files, the code that runs and what it reads, and the libraries."""
+"""What a cache on disk depends on: source files, the code that runs and the data it reads, and library versions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .source_files import SourceFiles
 def key_of(
     inputs: Inputs, opened: Collection[str], sources: SourceFiles, samples: int, extra: str, cut: str
 ) -> JsonObject:
-    """What a cache depends on. ``inputs``: made ``across_runs``; ``opened``: paths of what loading samples makes;
-    ``extra``: whatever else the user says; ``cut``: which part of the code the samples come from."""
+    """Builds the key of a cache. ``inputs``: made with ``across_runs``; ``opened``: paths of what loading samples
+    creates; ``extra``: the user's own text; ``cut``: the part of the code that makes the cached samples."""
     held, code = inputs.keys(opened)
     stamps = repr(sorted(sources.stamps.items())).encode()
     return {
@@ -35,7 +35,7 @@ def key_of(
 
 
 def _versions(packages: set[str]) -> dict[str, str]:
-    """Versions of Python and of libraries. The standard library and the user's own packages have none."""
+    """Versions of Python and libraries. The standard library and the user's own packages have none."""
     out = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in sorted(packages - sys.stdlib_module_names):
         with contextlib.suppress(ImportError, ValueError):
@@ -46,7 +46,7 @@ def _versions(packages: set[str]) -> dict[str, str]:
 
 
 def name_of(dataset: object) -> str:
-    """A name for the folder of a cache."""
+    """A folder name for a cache."""
     kind = "paths" if isinstance(dataset, (list, tuple)) else type(dataset).__name__
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", kind)[:40]
     if not name:

@@ -1,4 +1,4 @@
-"""Calls as data: which Python function a call runs, and copies of that function, compiled once a process."""
+"""Calls as data: the Python function that a call runs, and rewritten functions, compiled once per process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..core.types import Attributes
 from .containers import items_of
 
 Rewritten = TypeVar("Rewritten")
-Value: TypeAlias = Any  # what a call of the user's returns
+Value: TypeAlias = Any  # return value of a user's call
 Thunk: TypeAlias = Callable[[], Value]
 AnyCallable: TypeAlias = Callable[..., Value]
-Values: TypeAlias = Callable[[], tuple[object, ...]]  # returns those of local variables, of which some may be unbound
+Values: TypeAlias = Callable[[], tuple[object, ...]]  # returns the values of local variables, some possibly unbound
 Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 
 class Call(NamedTuple):
-    """A call that is, or was about to be, made."""
+    """A call that was made or is about to be."""
 
     function: AnyCallable
     args: tuple[object, ...]
@@ -33,8 +33,8 @@ class Call(NamedTuple):
         return self.function(*self.args, **self.kwargs)
 
     def with_copied_arguments(self, dataset: object) -> Call:
-        """The same call with copies of its arguments, if they can be copied: the function may write to them. The
-        dataset itself is not copied: a copy's generators would be others."""
+        """The same call with copied arguments, if possible, because the function may write to them. Does not copy the
+        dataset: the copy would have other generators."""
         try:
             return Call(self.function, *copy.deepcopy((self.args, self.kwargs), {id(dataset): dataset}))
         except Exception:
@@ -42,17 +42,17 @@ class Call(NamedTuple):
 
 
 def call_of(called: Value, args: tuple[object, ...], kwargs: dict[str, object]) -> Call:
-    """A call; of a ``functools.partial``, that of its function."""
+    """Builds a call, unwrapping ``functools.partial``."""
     while type(called) is functools.partial:
         called, args, kwargs = called.func, (*called.args, *args), {**called.keywords, **kwargs}
     return Call(called, args, kwargs)
 
 
 class Callee(NamedTuple):
-    """A Python function that a call runs."""
+    """The Python function that a call runs."""
 
     fn: Any  # a types.FunctionType; mypy would bind a field of that type like a method
-    bound: object  # what it is bound to; None for a plain function
+    bound: object  # object it is bound to; None for a plain function
 
     @property
     def is_method(self) -> bool:
@@ -61,13 +61,13 @@ class Callee(NamedTuple):
 
     @property
     def first(self) -> tuple[object, ...]:
-        """The argument for ``self``; () for a plain function."""
+        """``(self,)``; () for a plain function."""
         return (self.bound,) if self.is_method else ()
 
 
 def callee_of(called: Any) -> Callee | None:
-    """The Python function behind something that is called: a function, a method, a module's ``forward``, an object
-    with ``__call__``. None for native code and for classes."""
+    """The Python function behind a callable: a function, a method, a module's ``forward``, an object with ``__call__``.
+    None for native code and classes."""
     if isinstance(called, types.FunctionType):
         return Callee(called, None)
     if isinstance(called, types.MethodType):
@@ -83,7 +83,7 @@ def callee_of(called: Any) -> Callee | None:
 
 
 def key_of(called: object) -> str:
-    """What a node of a plan is found by: the function's place in its file, or a container's class and transforms."""
+    """Key under which a plan finds a node: the function's place in its file, or a container's class and transforms."""
     found = items_of(called)
     if found is not None:
         names = ",".join(type(x).__qualname__ for x in found.items)
@@ -96,11 +96,11 @@ def key_of(called: object) -> str:
 
 
 class Compiled(Generic[Rewritten]):
-    """A node of a plan that rewrites functions when a process first calls them. The copies are not pickled."""
+    """A plan node that rewrites functions when a process first calls them. The rewritten functions are not pickled."""
 
-    # by file and code (code of another file may be equal): the function, and what was made of it
+    # by file and code (equal code may come from another file): the function, and its rewritten form
     rewritten: dict[tuple[str, types.CodeType], tuple[types.FunctionType, Rewritten]]
-    last: tuple[types.FunctionType, Rewritten] | None  # asked for: it takes 2 us to hash a function's code
+    last: tuple[types.FunctionType, Rewritten] | None  # requested last: hashing a function's code takes 2 us
 
     def __post_init__(self) -> None:
         self.rewritten = {}
@@ -112,8 +112,8 @@ class Compiled(Generic[Rewritten]):
     def compile(
         self, callee: Callee, make: Callable[[], Rewritten], rebind: Callable[[Rewritten], Rewritten]
     ) -> Rewritten:
-        """What is made of a function, once a process. ``rebind``: adapts what was made of another closure of the
-        same code, which has other variables around it."""
+        """Rewrites a function, once per process. ``rebind``: adapts the result for another closure with the same code,
+        which has different enclosing variables."""
         fn = callee.fn
         if self.last is not None and self.last[0] is fn:
             return self.last[1]

@@ -1,4 +1,4 @@
-"""Stand-ins for ``Memo`` with which a trial verifies a selection of calls (see ``pure_calls``)."""
+"""Substitutes for ``Memo`` with which a trial verifies selected calls (see ``pure_calls``)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .syntax import ANY_NAME
 from .verify import Kept, changed_name, file_positions
 
 SECOND_CALL_SEED = 90
-FEW_VALUES = 4  # that a drawn argument takes: the results for each of them are kept
+FEW_VALUES = 4  # drawn arguments with at most this many values: the results for all of them are cached
 
 
 class SeenKeys:
-    """Keys of calls that the same samples make under several random states.
+    """Collects keys of calls that the same samples make under several random states.
 
-    A call of a drawn index comes again (``self.load_image(j)``); one of a drawn angle does not, nor one of this sample
-    and a drawn place in it.
+    A call with a drawn index recurs (``self.load_image(j)``). One with a drawn angle does not, nor one that combines a
+    sample with a drawn place in it.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class SeenKeys:
         self._keys: dict[tuple[object, ...], list[tuple[int, int, MemoKey, list[object]]]] = {}
 
     def begin(self, sample: int, run: int) -> None:
-        """A sample is about to be made. ``run``: the number of the random state."""
+        """Call before making a sample. ``run``: number of the random state."""
         self._sample, self._run = sample, run
 
     def add(self, key: MemoKey) -> None:
-        """It makes such a call."""
+        """Records a call of the current sample."""
         if isinstance(key, SiteKey):
             place: tuple[object, ...] = key[:3]
             values = list(_flat(key.values))
@@ -52,7 +52,7 @@ class SeenKeys:
         self._keys.setdefault((*place, len(values)), []).append((self._sample, self._run, key, values))
 
     def drawn_anew(self) -> Iterator[MemoKey]:
-        """One key of each call that does not come again."""
+        """Yields one key of each call that does not recur."""
         for found in self._keys.values():
             columns = list(zip(*(values for *_, values in found), strict=True))
             drawn = [self._is_drawn(found, n) for n in range(len(columns))]
@@ -74,7 +74,7 @@ class SeenKeys:
 
 
 def _is_one_of_many(value: object) -> bool:
-    """Whether a value that is drawn does not come again: a number with a fraction, a part of a long text."""
+    """Whether a drawn value will not recur: a number with a fraction, or a long text."""
     if isinstance(value, (str, bytes)):
         return len(value) > LONGEST
     return isinstance(value, (float, np.floating)) and bool(value % 1)
@@ -89,7 +89,7 @@ def _flat(values: object) -> Iterator[object]:
 
 
 class Replay:
-    """Answers calls as a ``Memo`` does, with copies of what they returned first; what it keeps is its own."""
+    """Answers calls as ``Memo`` does, with copies of their first results, from its own storage."""
 
     def __init__(self, samples: TrialSamples, seen: SeenKeys) -> None:
         self.names = names_of(samples.dataset)
@@ -110,25 +110,26 @@ class Replay:
 
 
 class Checker:
-    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares."""
+    """Substitute for ``Memo`` that makes each cached call twice, under different random states, and compares the
+    results."""
 
     def __init__(
         self, samples: TrialSamples, changing: Collection[str], strike: Callable[[MemoKey, str], None], seen: SeenKeys
     ) -> None:
         self.names = names_of(samples.dataset)
         self.states = samples.states
-        self.struck = False  # a call must not be kept
+        self.struck = False  # whether a call must not be cached
         self.checked = 0  # calls so far
-        self.nbytes = 0.0  # of what they returned
-        self.pickled = ""  # a class of which an object is pickled in that; "" where none is
-        self.names_read: set[str] = set()  # as ``Executed.names``, of all calls
-        self.variables: set[tuple[str, str]] = set()  # as ``Executed.variables``
-        self.looks_up_names = False  # as ``Executed.looks_up_names``
+        self.nbytes = 0.0  # of their results
+        self.pickled = ""  # a class whose objects are pickled in them; "" if none
+        self.names_read: set[str] = set()  # like ``Executed.names``, over all calls
+        self.variables: set[tuple[str, str]] = set()  # like ``Executed.variables``
+        self.looks_up_names = False  # like ``Executed.looks_up_names``
         self._samples = samples
         self._changing = changing  # attributes that the script changes in each epoch: the calls must not read them
         self._of_samples = samples.assigned | samples.stored | set(map(changed_name, samples.changes))  # nor these
         self._seen = seen
-        self._strike = strike  # is told of a call that must not be kept, and why
+        self._strike = strike  # called with each call that must not be cached, and the reason
 
     def answer(self, key: MemoKey, call: Thunk) -> Value:
         self._seen.add(key)
@@ -150,7 +151,7 @@ class Checker:
         self.checked += 1
         self.variables |= code.variables
         self.looks_up_names |= code.looks_up_names
-        named = code.names | set(re.findall(r"\w+", key.owner))  # and those that lead to the object
+        named = code.names | set(re.findall(r"\w+", key.owner))  # and those on the path to the object
         self.names_read |= named
         why = self._why_not(code, named, states, states_after, fingerprint, first, second)
         if not why and (file_positions(samples.dataset), output_size()) != written:

@@ -1,7 +1,7 @@
-"""A collate function that does work for each sample: turns a text into numbers, say.
+"""Caching for collate functions that do work for each sample, such as tokenizing a text.
 
-It is staged as a dataset whose indices are lists of samples. Of such a dataset calls alone can be kept, by their
-arguments (``memoize``): ``encode(text)`` of each text, whatever batch it is in.
+A collate function is staged as a dataset whose indices are lists of samples. Only its calls can be cached, by their
+arguments (``memoize``): ``encode(text)`` for each text, whatever batch it is in.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..core.types import Batch, Index, Sample
 from .callee import Call
 from .samples import TrialSamples
 
-WORTH_S = 100e-6  # that collating takes for each sample
-WORTH_SHARE = 0.2  # of the time that making and collating it takes
-BATCHES, SIZE = 6, 3  # of a trial: few samples, for each of their calls is looked at
-LEAST = 3  # batches with which a trial is made
+WORTH_S = 100e-6  # minimum collate time per sample
+WORTH_SHARE = 0.2  # minimum share of the time for making and collating a sample
+BATCHES, SIZE = 6, 3  # for a trial: few samples, because each of their calls is inspected
+LEAST = 3  # minimum batches for a trial
 MOST_S = 2.0  # for making their samples
 
 
 class Collated:
-    """Batches of a collate function. ``samples``: of the dataset that they come from."""
+    """Batches of a collate function as a dataset. ``samples``: length of the dataset behind them."""
 
     def __init__(self, collate_fn: Callable[[list[Sample]], Batch], samples: int) -> None:
         self.collate_fn = collate_fn
@@ -34,7 +34,7 @@ class Collated:
 
     @property
     def __getitem__(self) -> Callable[[list[Sample]], Batch]:
-        """Is the function: so its own calls are looked at, and not those of a function around it."""
+        """Returns the function itself, so that a trial inspects its calls and not those of a wrapper."""
         return self.collate_fn
 
     def _stoker_children(self) -> Iterator[tuple[str, object]]:
@@ -42,7 +42,7 @@ class Collated:
 
 
 class CollateSamples(TrialSamples):
-    """Batches for the trial of a collate function; made of copies, for it may write to its samples."""
+    """Batches for the trial of a collate function, made from copies because it may write to its samples."""
 
     def __init__(self, dataset: Collated, batches: list[list[Sample]]) -> None:
         super().__init__(dataset, batches)
@@ -56,11 +56,12 @@ class CollateSamples(TrialSamples):
 
 
 def collate_samples(samples: TrialSamples, collate_fn: Callable[[list[Sample]], Batch]) -> CollateSamples | None:
-    """Batches for the trial of a collate function; None where it takes too little time. Sets ``collate_s``."""
+    """Makes batches for the trial of a collate function; None if it takes too little time. Sets
+    ``samples.collate_s``."""
     made: list[Sample] = []
     until = time.monotonic() + MOST_S
     for i in [*samples.loaded, *samples.fresh]:
-        with contextlib.suppress(Exception):  # the user's
+        with contextlib.suppress(Exception):  # the user's errors
             made.append(samples.make(i))
         if len(made) == SIZE and not _is_worth(samples, collate_fn, made):
             return None
@@ -71,7 +72,7 @@ def collate_samples(samples: TrialSamples, collate_fn: Callable[[list[Sample]], 
 
 
 def _is_worth(samples: TrialSamples, collate_fn: Callable[[list[Sample]], Batch], batch: list[Sample]) -> bool:
-    """Whether collating is a notable part of making batches."""
+    """Whether collating takes a notable part of the time for making batches."""
     for _ in range(2):
         copied = copy.deepcopy(batch)
         began = time.perf_counter()

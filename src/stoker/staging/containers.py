@@ -1,7 +1,7 @@
-"""Containers of transforms (``Compose`` of any library, ``nn.Sequential``, your own): finds them, and runs them with
+"""Finds containers of transforms (``Compose`` of any library, ``nn.Sequential``, user-defined), and runs them with
 other items.
 
-A container is any object that is called and has one list or tuple of callables, whatever the attribute is named.
+A container is any callable object with exactly one list or tuple of callables, under any attribute name.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _MODULES = "_modules"
 class Items(NamedTuple):
     """The transforms of a container."""
 
-    # where they are kept: "transforms", "_modules.transforms" for a ``ModuleList``, "" for the modules of an
+    # attribute that holds them: "transforms", "_modules.transforms" for a ``ModuleList``, "" for the modules of an
     # ``nn.Sequential``
     attribute: str
     items: list[Transform]  # the transforms
 
 
 def items_of(called: object) -> Items | None:
-    """The transforms of a container; None for anything else."""
+    """Returns the transforms of a container; None for anything else."""
     held = getattr(called, "__dict__", None)
     if not held or isinstance(called, (type, types.FunctionType, types.ModuleType)):
         return None
@@ -50,13 +50,13 @@ def _are_transforms(value: object) -> bool:
 
 
 class Loop:
-    """A loop over transforms as a container: ``for t in transforms: x = t(x)``, or ``x, y = t(x, y)``."""
+    """A loop over transforms, as a container: ``for t in transforms: x = t(x)``, or ``x, y = t(x, y)``."""
 
     def __init__(self, transforms: list[Transform]) -> None:
         self.transforms = transforms
 
     def __call__(self, *args: object) -> Any:
-        """What the last one returns."""
+        """Returns the result of the last transform."""
         for transform in self.transforms:
             out = transform(*args)
             made = (out,) if len(args) == 1 else tuple(out)
@@ -67,7 +67,7 @@ class Loop:
 
 
 def with_items(container: Any, attribute: str, items: list[Transform]) -> Any:
-    """A shallow copy of a container with other transforms. It shares everything else with the original."""
+    """Shallow copy of a container with other transforms. It shares everything else with the original."""
     new = object.__new__(type(container))
     held = new.__dict__
     held.update(container.__dict__)
@@ -83,7 +83,7 @@ def with_items(container: Any, attribute: str, items: list[Transform]) -> Any:
 
 
 def run_with_items(container: Any, attribute: str, items: list[Transform], *args: object, **kwargs: object) -> Any:
-    """Calls a container with other transforms. Attributes that the call sets are set on the container itself."""
+    """Calls a container with other transforms. Attributes that the call sets end up on the container itself."""
     part = with_items(container, attribute, items)
     out = part(*args, **kwargs)
     own = container.__dict__

@@ -1,4 +1,4 @@
-"""Cuts a Python function in two: ``head``, what comes before the first random statement, and ``tail``, the rest.
+"""Cuts a Python function in two: ``head``, everything before the first random statement, and ``tail``, the rest.
 
 For a ``__getitem__`` that is cut before its last statement::
 
@@ -11,12 +11,12 @@ For a ``__getitem__`` that is cut before its last statement::
                                                row = self.rows[i]
                                                return flip(image), row.label
 
-What the tail reads is packed, except what can be looked up again without a call (``row``). Where the cut continues in a
-call, ``_stoker.head(function, args)`` makes the inner state and ``_stoker.tail(function, repeated, state)`` stands in
-place of the call.
+The head packs what the tail reads, except what can be looked up again without a call (``row``). If the cut continues
+inside a call, ``_stoker.head(function, args)`` makes the inner state, and ``_stoker.tail(function, repeated, state)``
+replaces the call.
 
-A *position* is where in a function's body a statement stands: ``(3,)`` is the fourth statement, ``(3, "body", 1)`` the
-second one inside it. Blocks that can be entered are ``if``, ``with`` and ``try``; loops are not.
+A *position* locates a statement in a function's body: ``(3,)`` is the fourth statement, ``(3, "body", 1)`` the second
+one inside it. A cut may lie inside ``if``, ``with`` and ``try`` blocks, not inside loops.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ TEMPORARY = "_stoker_t"
 class Cut(NamedTuple):
     """Where a function is cut."""
 
-    position: Position  # the first statement that runs every time
-    # the number of the first call in that statement, in order of evaluation, that runs every time; None: the cut lies
+    position: Position  # first statement that runs every time
+    # number of the first call in that statement, in order of evaluation, that runs every time; None: the cut lies
     # before the statement
     call: int | None = None
-    inside: bool = False  # the cut continues inside that call; else the call as a whole runs every time
-    given: tuple[str, ...] = ()  # parameters that the caller passes again when it runs the second part
-    # line and column of subscripts of lists, dicts and arrays: the tail looks up again what they give
+    inside: bool = False  # the cut continues inside that call; otherwise the whole call runs every time
+    given: tuple[str, ...] = ()  # parameters that the caller passes again when running the tail
+    # line and column of subscripts of lists, dicts and arrays, whose values the tail looks up again
     plain: frozenset[tuple[int, int]] = frozenset()
-    unrolled: bool = False  # the position is one in the function with its list comprehensions unrolled: see ``unroll``
-    # positions of ``with`` statements that the tail enters, too; others close what only the head needs
+    unrolled: bool = False  # the position counts statements after unrolling list comprehensions: see ``unroll``
+    # positions of ``with`` statements that the tail enters again; others only serve the head
     entered: frozenset[Position] = frozenset()
 
 
@@ -76,17 +76,17 @@ class FunctionParts(NamedTuple):
     """A function in two parts."""
 
     head: types.FunctionType  # takes the function's own arguments and ``_stoker``
-    # takes ``self`` if the function is a method, ``given``, then ``stored``; ``_stoker_state`` of the call in which the
-    # cut continues; and ``_stoker_missing``, names of variables that are unbound
+    # takes ``self`` if the function is a method, ``given``, then ``stored``; ``_stoker_state`` for the call in which
+    # the cut continues; and ``_stoker_missing``, names of unbound variables
     tail: types.FunctionType
-    stored: tuple[str, ...]  # names of the variables that are kept between the two
-    # arguments of the call in which the cut continues that the tail can pass again, by position or name
+    stored: tuple[str, ...]  # names of the variables stored between the two
+    # arguments, by position or name, that the tail can pass again to the call in which the cut continues
     repeatable: tuple[int | str, ...]
     line: int  # of the first statement that runs every time
 
 
 def earlier(position: Position) -> Position | None:
-    """The position before this one: of the statement before it, or of that around it."""
+    """The preceding position: the statement before, or the enclosing statement."""
     *around, k = position
     if isinstance(k, int) and k:
         return (*around, k - 1)
@@ -105,8 +105,8 @@ def _line_at(tree: ast.FunctionDef, position: Position) -> int:
 
 
 def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
-    """A cut no later than the first statement that changes what outlives the call, and what that statement changes.
-    ``self.count += 1`` before the cut would run once for each sample, and not once for each epoch."""
+    """Moves a cut before the first statement that changes state which outlives the call; also returns what it changes.
+    ``self.count += 1`` before the cut would run once per sample instead of once per sample and epoch."""
     tree = tree_for(callee.fn, where.unrolled).tree
     locals_, first = local_variables(tree), first_param(tree, callee.is_method)
     scope = scope_of(tree, callee.fn.__globals__, first, callee.bound)
@@ -133,7 +133,7 @@ def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
 
 
 def _without_handlers(statement: ast.stmt) -> ast.stmt:
-    """A statement without its ``except`` blocks: a sample that runs one that changes something has no first part."""
+    """Drops the ``except`` blocks of a statement: a sample that runs a state-changing one has no cacheable part."""
     if isinstance(statement, ast.Try):
         statement = copy.copy(statement)
         statement.handlers = []
@@ -141,7 +141,7 @@ def _without_handlers(statement: ast.stmt) -> ast.stmt:
 
 
 def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> FunctionParts:
-    """Cuts a function in two. Raises NoSource: see ``tree_of``."""
+    """Cuts a function in two. Raises NoSource; see ``tree_of``."""
     function = tree_for(fn, where.unrolled, is_method or SELF in where.given)
     tree = function.tree
     params, first = params_of(tree), first_param(tree, is_method)
@@ -176,7 +176,7 @@ def _unbind(name: str) -> ast.stmt:
 
 
 def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt]) -> ast.FunctionDef:
-    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``."""
+    """Builds the head's definition. ``return value`` becomes ``return _stoker.done(value)``."""
 
     class Returns(ast.NodeTransformer):
         def visit_Return(self, node: ast.Return) -> ast.AST:
@@ -200,15 +200,15 @@ class _Cutter:
     def __init__(self, where: Cut, locals_: set[str], passed: set[str], own: set[str]) -> None:
         self.where = where
         self.locals = locals_  # all variables of the function
-        self.passed = passed  # parameters that the caller passes to the tail again; ``self`` is one
-        self._own = own  # its variables that are no parameters
-        # statements of the head that the cut lies in, by id, and in which of their blocks
+        self.passed = passed  # parameters that the caller passes to the tail again, such as ``self``
+        self._own = own  # its variables that are not parameters
+        # head statements that contain the cut, by id, and the block in which it lies
         self.entered: dict[int, str] = {}
         self.repeatable: list[int | str] = []  # see ``FunctionParts``
-        self._alive: list[ast.stmt] = []  # so that no id is used twice
+        self._alive: list[ast.stmt] = []  # keeps nodes alive so that no id is reused
 
     def block(self, block: list[ast.stmt], around: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """The two parts of a block; ``around``: where it stands."""
+        """Splits a block. ``around``: its position."""
         position = self.where.position[len(around) :]
         k: Any = position[0]
         before, statement, after = [self._leaving(x) for x in block[:k]], block[k], block[k + 1 :]
@@ -221,7 +221,8 @@ class _Cutter:
         return [*before, *head], [changed, *as_in_source(after)]
 
     def _enter(self, statement: ast.stmt, place: Position, name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """A statement in one of whose blocks the cut lies: what stands in its place in the head, and in the tail."""
+        """Splits a statement with the cut in one of its blocks. Returns its replacements in the head and in the
+        tail."""
         head, rest = self.block(getattr(statement, name), (*place, name))
         entered: Any = copy.copy(statement)
         self.entered[id(entered)] = name
@@ -244,11 +245,12 @@ class _Cutter:
                 within = copy.copy(statement)
                 within.body = rest
                 rest = [within]
-            return [entered, leave], rest  # it swallowed an exception
+            return [entered, leave], rest  # the leave runs if the ``with`` swallowed an exception
         return [entered], rest
 
     def _leaving(self, statement: Any) -> Any:
-        """A statement whose ``except`` blocks give the sample up where they would change what outlives the call."""
+        """Makes the ``except`` blocks of a statement abandon the sample if they would change state that outlives the
+        call."""
         if not isinstance(statement, ast.Try):
             return statement
         out = copy.copy(statement)
@@ -266,7 +268,7 @@ class _Cutter:
         return ast.copy_location(out, at)
 
     def _inside(self, statement: ast.stmt) -> tuple[list[ast.stmt], ast.stmt]:
-        """Cuts inside a statement: what is evaluated before the call goes into temporary variables."""
+        """Cuts inside a statement: everything evaluated before the call goes into temporary variables."""
         root = root_of(statement)
         target = list(calls_in(root))[self.where.call or 0]
         hoisted: list[ast.stmt] = []
@@ -280,7 +282,7 @@ class _Cutter:
         return [*hoisted, self._pack(statement, ast.copy_location(inner, target))], changed
 
     def _hoist(self, node: Any, target: ast.Call | ast.Subscript, hoisted: list[ast.stmt]) -> Any:
-        """A copy of an expression in which what is evaluated before the target stands in temporary variables."""
+        """Copies an expression, moving everything evaluated before the target into temporary variables."""
         if node is target and self.where.inside:
             return ast.copy_location(self._in_place_of(target), target)
         new = shallow_copy(node)
@@ -296,8 +298,8 @@ class _Cutter:
         return new
 
     def _temporary(self, node: Any, hoisted: list[ast.stmt]) -> Any:
-        """The name of a new variable that holds what an expression gives; look-ups without calls stay as they are."""
-        is_method = isinstance(node, ast.Attribute) and not is_chain(node)  # what it is bound to is kept
+        """Returns the name of a new variable with the expression's value; leaves look-ups without calls unchanged."""
+        is_method = isinstance(node, ast.Attribute) and not is_chain(node)  # the object that it is bound to is stored
         if is_method or isinstance(node, (ast.keyword, ast.Starred, ast.FormattedValue)):
             new = copy.copy(node)
             new.value = self._temporary(node.value, hoisted)
@@ -309,7 +311,7 @@ class _Cutter:
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
     def _in_place_of(self, target: ast.Call | ast.Subscript) -> ast.expr:
-        """What stands for the call in the tail: the rest of it, with the arguments that can be passed again."""
+        """Replacement for the call in the tail: runs its rest, with the arguments that can be passed again."""
         function, args, keywords = _as_call(target)
         values: list[tuple[int | str, ast.expr]] = []
         if isinstance(target, ast.Call):
@@ -339,8 +341,8 @@ def _as_call(target: ast.Call | ast.Subscript) -> tuple[ast.expr, list[ast.expr]
 def _looked_up_again(
     cutter: _Cutter, head: list[ast.stmt], rest: list[ast.stmt], once: set[str], params: set[str]
 ) -> list[ast.stmt]:
-    """Statements of the head that the tail runs again instead of keeping what they gave: look-ups without calls,
-    imports, functions defined inside, files opened when first needed. ``once``: variables that are bound once."""
+    """Head statements that the tail repeats instead of storing their results: look-ups without calls, imports, nested
+    function definitions, files opened on first use. ``once``: variables bound once."""
     where, known, found = cutter.where, cutter.passed | (once & params), []
 
     def is_repeated(statement: ast.stmt) -> bool:
@@ -375,6 +377,6 @@ def _looked_up_again(
 
 
 def _reraises_unplanned(statement: ast.stmt) -> ast.ExceptHandler:
-    """``except _stoker.Unplanned: raise``: the user's own bare ``except`` must not see it."""
+    """``except _stoker.Unplanned: raise``, because the user's bare ``except`` must not catch it."""
     kind = ast.Attribute(ast.Name(HELPER, ast.Load()), "Unplanned", ast.Load())
     return ast.copy_location(ast.ExceptHandler(kind, None, [ast.copy_location(ast.Raise(), statement)]), statement)

@@ -1,4 +1,4 @@
-"""``Staged``: a dataset whose deterministic part is made once and cached, and whose random part is run every time."""
+"""``Staged``: a dataset that caches its deterministic part and runs its random part every time."""
 
 from __future__ import annotations
 
@@ -37,36 +37,38 @@ from .store.store import Gone, Store, StoreStats
 from .vetting import mark
 
 NO_CACHE = "no cache"
-OWN = {"dataset", "augment_batch", "cache", "split", "stands_for"}  # its attributes that have public names
+OWN = {"dataset", "augment_batch", "cache", "split", "stands_for"}  # its own attributes with public names
 
 
 class Staged(Dataset[Sample]):
     """A map-style dataset whose deterministic part is cached in memory that all workers share.
 
-    The first epoch runs at the speed it would have had and fills the cache, from all workers of any kind; later ones
-    are served from it. A sample that is stored stays. With ``stoker.DataLoader`` a batch whose samples are all stored,
-    of one shape and without ``augment``, is one gather.
+    The first epoch fills the cache at its usual speed, from all workers of any kind; later epochs read from the cache.
+    Stored samples are never evicted. With ``stoker.DataLoader``, a batch whose samples are all stored, of one shape and
+    without ``augment``, is a single gather.
 
-    If the dataset is changed in mid-epoch, nothing is served or stored until the next epoch, which begins a new cache;
-    if it is changed before each of four epochs, nothing is cached any more. A cache is discarded, in all processes, if
-    a sample that is made again differs, or too many have no deterministic part.
+    If the dataset changes within an epoch, nothing is served or stored until the next epoch, which starts a new cache.
+    If it changes before each of four epochs, caching ends. A cache is discarded in all processes if a recomputed sample
+    differs, or if too many samples have no deterministic part.
 
     Args:
         dataset: map-style; or a list of paths.
-        prepare: deterministic, ``prepare(dataset[i])`` or ``prepare(path)``: what it returns is cached. Tensors,
-            arrays, PIL images, numbers and strings in tuples, lists and dicts. Anything else is pickled, in memory
-            of one process and its workers only.
-        augment: random, ``augment(prepared)``, run every time. Neither given: ``split`` finds both.
-        augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
+        prepare: deterministic, ``prepare(dataset[i])`` or ``prepare(path)``; its result is cached: tensors, arrays, PIL
+            images, numbers and strings in tuples, lists and dicts. Anything else is pickled, and only in memory of one
+            process and its workers.
+        augment: random, ``augment(prepared)``, run every time. Without ``prepare`` and ``augment``, ``split`` finds
+            both.
+        augment_batch: random, ``augment_batch(batch)``, run once on each collated batch; requires
             ``stoker.DataLoader``.
-        cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again.
-            "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. None: none.
+        cache: "ram": shared memory of this run. "disk": mapped files, which later runs reuse. "auto": disk if
+            ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. None: no cache.
         cache_budget: bytes, ``"4GB"``, or a share of the memory granted; None: half of what is free there.
-        cache_dir: where caches on disk are; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder.
-        cache_key: whatever else the samples depend on, as text; another text begins another cache on disk.
+        cache_dir: folder for caches on disk; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache
+            folder.
+        cache_key: text for anything else that the samples depend on; a different text starts a new cache on disk.
 
     Raises:
-        UsageError: a dataset without a length or a deterministic part, another value of ``cache``, a wrong budget.
+        UsageError: a dataset without a length or a deterministic part, an invalid ``cache``, or an invalid budget.
 
     Example:
         >>> squares = Staged(list(range(8)), prepare=lambda i: torch.tensor(i * i))
@@ -98,25 +100,25 @@ class Staged(Dataset[Sample]):
         self.cache = cache
         self.split: Split | None = _split
         self._discards = Discards()
-        self._epoch = 0  # that has begun
-        self._first_epoch = 0  # of those that this cache served
-        self._begun = 0  # caches so far: other machines discard theirs, too
-        self.stands_for: Any = None  # the dataset that a script's workers are told they have
+        self._epoch = 0  # number of the current epoch
+        self._first_epoch = 0  # first epoch that this cache served
+        self._begun = 0  # number of caches so far: nodes of a cluster discard theirs too
+        self.stands_for: Any = None  # the dataset that a script's workers believe they have
         self._said = (prepare, augment)
         self._cache_key = cache_key
         self._ignored: set[str] | None = None
         self._folder = cache_folder(cache, cache_dir)
         self._budget = budget_of(cache_budget, cache)
-        self._vetted = Vetted()  # branches of the user's code that give the same in other surroundings
-        self._memories = tuple(_memories)  # of the node, for the first store and its table
+        self._vetted = Vetted()  # branches of the user's code that gave the same result under other conditions
+        self._memories = tuple(_memories)  # memory of the node, for the first store and its table
         self._table: Table | None = None
         self._store: Store | None = None
         self._kept: KeptSamples | None = None  # between runs
-        self._epochs_are_announced = False  # by stoker's loader
+        self._epochs_are_announced = False  # stoker's loader announces them
         self._begin_cache()
 
     def _begin_cache(self) -> None:
-        """Begins a cache for the dataset as it is now."""
+        """Starts a cache for the current state of the dataset."""
         self._begun += 1
         self._first_epoch = self._epoch
         prepare, augment = self._said
@@ -128,14 +130,14 @@ class Staged(Dataset[Sample]):
             raise UsageError(f"only calls can be kept, and these in memory only: {'; '.join(memo.root.all_shown())}")
         self._table = None if memo is None else table_for(self._samples, memo.sites, *self._memories[1:])
         self._bind()
-        # Of ``prepare`` the user says that it is deterministic.
+        # With ``prepare``, the user asserts that it is deterministic.
         why = (self._watch.why_unknown or self._unmarked) if self.split is not None else ""
         if why:
             raise UsageError(f"{type(self.dataset).__name__} cannot be split: {why}. {REMEDY}")
         self._store = self._open_store()
 
     def _open_store(self) -> Store | None:
-        memories, self._memories = self._memories[:1], ()  # a dataset that is changed gets its own
+        memories, self._memories = self._memories[:1], ()  # a changed dataset gets its own memory
         return new_store(
             CachePlan(
                 cache=self.cache,
@@ -151,7 +153,7 @@ class Staged(Dataset[Sample]):
         )
 
     def _bind(self) -> None:
-        """What each process makes for itself: the two parts as functions, and what it remembers of them."""
+        """Creates the per-process parts: the two functions, and what the process remembers about them."""
         prepare, augment = self._said
         split = self.split
         if split is not None:
@@ -169,19 +171,19 @@ class Staged(Dataset[Sample]):
         self._filler.elsewhere = self._kept
 
     def _inputs(self, across_runs: bool = False) -> Inputs:
-        """What the deterministic part may read, now."""
+        """Current values of what the deterministic part may read."""
         split = self.split
         if split is not None:
             return split.inputs(across_runs)
-        # Not of augment: it is run each time. Not of shared memory: loading may write to it.
+        # Excludes augment, which runs each time, and shared memory, to which loading may write.
         functions = [self._said[0]]
-        if self._ignored is None:  # what ``prepare`` itself writes to, a log, say, is its own affair
+        if self._ignored is None:  # what ``prepare`` itself writes to, such as a log, does not matter
             found = Inputs(self.dataset, functions, shared=False).functions
             self._ignored = set().union(*map(written_by, found.values()))
         return Inputs(self.dataset, functions, shared=False, ignored=self._ignored, across_runs=across_runs)
 
     def _source_files(self, inputs: Inputs) -> SourceFiles:
-        """The files that samples are read from."""
+        """The files from which samples are read."""
         split = self.split
         if split is None:
             return SourceFiles(self.dataset)
@@ -215,13 +217,13 @@ class Staged(Dataset[Sample]):
         )
 
     def __getattr__(self, name: str) -> Any:
-        # .classes, .targets and whatever else scripts ask of their dataset
+        # .classes, .targets and other attributes that scripts read from their dataset
         if name.startswith("_") or "dataset" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # ``info.dataset.rng = ...`` in a worker_init_fn means the script's dataset, which is read here, too.
+        # In a worker_init_fn, ``info.dataset.rng = ...`` means the script's dataset, from which it is read as well.
         is_own = name in OWN or name.startswith("_") or hasattr(Staged, name)
         super().__setattr__(name, value) if is_own else setattr(self.dataset, name, value)
 
@@ -229,7 +231,7 @@ class Staged(Dataset[Sample]):
         return f"<Staged {type(self.dataset).__name__}: {self.report}>"
 
     def _stoker_children(self) -> Iterator[tuple[str, object]]:
-        """What the user gave it. See ``core.object_tree.children``."""
+        """Yields what the user passed. See ``core.object_tree.children``."""
         given = (self.dataset, *self._said, self.augment_batch)
         yield from zip((".dataset", ".prepare", ".augment", ".augment_batch"), given, strict=True)
 
@@ -253,33 +255,33 @@ class Staged(Dataset[Sample]):
 
     @property
     def account(self) -> StoreStats:
-        """The cache in numbers."""
+        """Statistics of the cache."""
         if self._store is None:
             return StoreStats(self._samples, 0, 0, 0, 0, 0.0, 0.0, NO_CACHE)
         return self._store.account._replace(samples=self._samples)
 
     @property
     def report(self) -> str:
-        """The cache in one line."""
+        """One-line description of the cache."""
         return NO_CACHE if self._store is None else self._store.account.describe()
 
     @property
     def capacity(self) -> int:
-        """The most that its cache can hold: samples, or results of calls."""
+        """Maximum number of samples, or of call results, in the cache."""
         return self._samples if self._table is None else self._table.slots
 
     @property
     def usable(self) -> bool:
-        """Whether samples may be served from the cache, or stored."""
+        """Whether samples may be served from the cache or stored in it."""
         return self._store is not None and self._store.usable
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is cached of a sample is the sample."""
+        """Whether the cached part of a sample is the whole sample."""
         return self._augment is None and self._table is None
 
     def replace_dataset(self, dataset: MapDataset) -> None:
-        """Uses another object with the same content: its random part is run from now on, the cache stays."""
+        """Substitutes another object with the same content: its random part runs from now on; the cache stays."""
         self.dataset = self.stands_for = dataset
         if self.split is not None:
             self.split.dataset = dataset
@@ -287,7 +289,7 @@ class Staged(Dataset[Sample]):
         self._memo = None
 
     def for_worker(self, dataset: MapDataset) -> Staged:
-        """Another object over the same cache, whose random part is that of a copy of the dataset."""
+        """Another object over the same cache that runs the random part of a copy of the dataset."""
         other = object.__new__(Staged)
         other.__dict__.update(self.__dict__)
         other.dataset = other.stands_for = dataset
@@ -300,7 +302,7 @@ class Staged(Dataset[Sample]):
     # -- changes
 
     def _begin(self) -> None:
-        """An epoch begins, in the parent. A dataset that was changed begins a new cache."""
+        """Begins an epoch in the parent process; starts a new cache if the dataset has changed."""
         self._epochs_are_announced = True
         self._epoch += 1
         self._filler.begin_epoch()
@@ -317,14 +319,14 @@ class Staged(Dataset[Sample]):
             self._kept.end()
             self._kept = None  # it is a cache of the dataset as it was
         if self._store is not None and self._store.medium.kind == "RAM" and self.account.ranks == 1:
-            self._store.shut("the dataset changed")  # workers of another epoch may still have it
+            self._store.shut("the dataset changed")  # workers of another epoch may still use it
         reason, consequence = shortly(changes) or "its length changed", ""
         self.split, self._vetted = None, Vetted()
         try:
             if self._discards.too_many:
                 raise UsageError("it changes before each epoch")
             self._begin_cache()
-        except UsageError as e:  # not worth ending a script
+        except UsageError as e:  # no reason to end a script
             consequence = f" From now on nothing is kept: {str(e).removesuffix('. ' + REMEDY)}."
             self._samples = len(self.dataset)
             self._table = self.split = self._store = None
@@ -345,14 +347,14 @@ class Staged(Dataset[Sample]):
             self._kept.save(self._store)
 
     def look_again(self) -> None:
-        """An epoch begins, in a worker that stays: it checks for changes in memory that it shares with the parent."""
+        """Begins an epoch in a persistent worker: checks for changes in memory shared with the parent."""
         self._watch.check_soon()
         self._filler.begin_epoch()
         if self._filler.elsewhere is not None:
             self._filler.elsewhere.look_again()
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None:
-        """The store, if samples may be served from it and stored in it here and now."""
+        """The store, if samples may currently be served from it and stored in it by this process."""
         store = self._store
         if store is None or not store.usable or not self._vetted.is_kind(indices):
             return None
@@ -360,7 +362,7 @@ class Staged(Dataset[Sample]):
         return store if self._watch.is_current else None
 
     def _disable(self, reason: str, stale: bool = False) -> None:
-        """Ends the cache, in all processes. ``stale``: samples that were served may have been wrong."""
+        """Ends the cache in all processes. ``stale``: samples served so far may have been wrong."""
         first, last = self._first_epoch + 1, self._epoch
         if stale and self._kept is not None:
             self._kept.discard()
@@ -373,7 +375,8 @@ class Staged(Dataset[Sample]):
 
     @property
     def read_threads(self) -> int | str:
-        """How many threads of a worker process make deterministic parts at once. See ``stoker.DataLoader``."""
+        """Number of threads with which a worker process makes deterministic parts concurrently. See
+        ``stoker.DataLoader``."""
         return self._filler.read_threads
 
     @read_threads.setter
@@ -382,36 +385,36 @@ class Staged(Dataset[Sample]):
 
     @property
     def reads(self) -> ReadThreads | None:
-        """What makes deterministic parts by threads, if anything does."""
+        """The threads that make deterministic parts, if any."""
         return self._filler.reads
 
     # -- samples
 
     def make(self, indices: Sequence[Index]) -> list[Sample]:
-        """Samples, the random part included."""
+        """Makes samples, including their random part."""
         store = self.current(indices)
         if store is not None and self._table is not None:
             return [self._with_cached_calls(store, self._table, i) for i in indices]
         if store is not None and self.split is not None and self.split.may_write:
-            # One sample may read what the one before it has changed.
+            # A sample may read what the previous one has changed.
             return [sample for index in indices for sample in self._make(store, [index])]
         return self._make(store, indices)
 
     def _make(self, store: Store | None, indices: Sequence[Index]) -> list[Sample]:
-        """Samples: first all deterministic parts, then all random ones."""
+        """Makes samples: first all deterministic parts, then all random ones."""
         where = store.find(indices) if store is not None else None
         parts = self._filler.fill(store, indices, where) if store is not None and where is not None else None
         if store is None or where is None or parts is None:
             return self._without_cache(indices)
         locations = where.tolist()
-        # Another process may have discarded the cache before this one read anything of it.
+        # Another process may have discarded the cache before this process read anything from it.
         if any(locations) and not (store.ready() and self.is_same(store, indices, locations)):
             return self._without_cache(indices)
         augment = self._augment
         out = []
         for k, location in enumerate(locations):
             if not location and k not in parts:
-                out.append(self._whole(indices[k]))  # in its turn: it draws
+                out.append(self._whole(indices[k]))  # in its turn, because it draws random numbers
                 continue
             try:
                 part = store.read(location) if location else parts[k]
@@ -422,7 +425,8 @@ class Staged(Dataset[Sample]):
         return out
 
     def is_same(self, store: Store, indices: Sequence[Index], locations: Sequence[int]) -> bool:
-        """Now and then makes a stored sample of a batch again. False: it is another, and the cache is discarded."""
+        """Occasionally recomputes a stored sample of a batch. Returns False if it differs; the cache is then
+        discarded."""
         k = self._filler.to_compare(locations)
         if k is None:
             return True
@@ -434,7 +438,7 @@ class Staged(Dataset[Sample]):
         return self._filler.compare_whole(indices[k], serve)
 
     def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
-        """A sample, some calls of which are answered from memory."""
+        """Makes a sample, answering some of its calls from memory."""
         assert self.split is not None
         assert self.split.memo is not None
         if self._memo is None:
@@ -451,7 +455,7 @@ class Staged(Dataset[Sample]):
         return [self._whole(index, made.get(k)) for k, index in enumerate(indices)]
 
     def _whole(self, index: Index, made: MadePart | None = None) -> Sample:
-        """A sample without the cache. ``made``: its deterministic part, if that is there."""
+        """Makes a sample without the cache. ``made``: its deterministic part, if already made."""
         if self.split is not None:
             return self.dataset[index]
         part = self._prepare(index) if made is None else made[0]
@@ -460,7 +464,7 @@ class Staged(Dataset[Sample]):
     # -- batches of stoker's loader
 
     def _stoker_batches(self, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool) -> Batches:
-        """What makes batches of indices for stoker's loader."""
+        """Returns the batch maker that stoker's loader uses."""
         return Batches(self, collate, select, plain)
 
 

@@ -1,4 +1,4 @@
-"""Gives variables to arguments that are drawn at random, or parts of a record, so that calls are known by their values.
+"""Assigns randomly drawn arguments, and parts of records, to variables, so that calls can be identified by values.
 
 ::
 
@@ -18,14 +18,14 @@ from collections.abc import Collection, Iterator
 
 from .syntax import FRAME_READERS, FUNCTIONS, LOOKS, is_chain, names_bound, operand_places, params_of
 
-_OTHERS = FRAME_READERS - {"super"}  # would see the variables
+_OTHERS = FRAME_READERS - {"super"}  # these would see the new variables
 _IN_ORDER = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.Tuple, ast.List, ast.Dict)  # all operands run
 DRAWING = {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "integers", "rand", "randn"}
 DRAWING |= {"permutation", "randperm", "multinomial", "normal", "gauss", "normalvariate", "random_sample", "item"}
 
 
 def arguments_before_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """A copy of a function with assignments of arguments before some statements."""
+    """Copies a function, adding assignments of arguments before some statements."""
     tree = copy.deepcopy(tree)
     if not any(isinstance(x, (ast.Global, ast.Nonlocal)) or getattr(x, "id", "") in _OTHERS for x in ast.walk(tree)):
         tree.body = _block(tree.body, (names_bound(tree.body) | set(params_of(tree))) - {"self"})
@@ -49,7 +49,7 @@ def _block(statements: list[ast.stmt], records: set[str]) -> list[ast.stmt]:
 
 
 def _hoisted(value: ast.expr, statement: ast.stmt, records: Collection[str]) -> list[ast.stmt]:
-    """Assigns arguments to variables, so far as nothing is called before them in the statement."""
+    """Assigns arguments to variables, as far as no call precedes them in the statement."""
     out: list[ast.stmt] = []
     node: ast.AST | None = value
     while isinstance(node, _IN_ORDER):
@@ -78,7 +78,7 @@ def _operands(node: ast.AST) -> Iterator[tuple[object, object, ast.expr]]:
 
 
 def _is_part(node: ast.expr, records: Collection[str]) -> bool:
-    """Whether it is an item or attribute of a local variable, or one of these."""
+    """Whether it is an item or attribute of a local variable, possibly nested."""
     root, looks = node, False
     while isinstance(root, (ast.Attribute, ast.Subscript)):
         looks |= isinstance(root, ast.Attribute) and root.attr in LOOKS
@@ -87,7 +87,7 @@ def _is_part(node: ast.expr, records: Collection[str]) -> bool:
 
 
 def _is_drawn(node: ast.expr) -> bool:
-    """Whether it is an item that is drawn, or a call that draws."""
+    """Whether it is a drawn item, or a call that draws."""
     if isinstance(node, ast.Call):
         return _name_of(node) in DRAWING
     calls = [x for x in ast.walk(node) if isinstance(x, ast.Call)]

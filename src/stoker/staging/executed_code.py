@@ -1,4 +1,5 @@
-"""Watches the Python code that runs while a sample is made: what it names, changes, and asks of the machine."""
+"""Observes the Python code that runs while a sample is made: what it names and changes, and which system values it
+reads."""
 
 from __future__ import annotations
 
@@ -43,15 +44,15 @@ from .syntax import (
 )
 
 T = TypeVar("T")
-CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
+CLOSED = {"torch", "numpy"}  # packages whose functions may draw random numbers as a whole
 NATIVE_FUNCTIONS = (types.BuiltinFunctionType, types.MethodType, type(len), np.ufunc)
-OBJECTS = 64  # that are held for each attribute
+OBJECTS = 64  # held for each attribute, at most
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
 ENTROPY: dict[object, str] = {os.urandom: "os.urandom"}
 if hasattr(os, "getrandom"):
     ENTROPY[os.getrandom] = "os.getrandom"
-# Native functions that draw from a generator of their own, or seed one from the system.
-NATIVE_RANDOM = {  # by name: types of what it belongs to
+# Native functions that draw from their own generator, or seed one from the system.
+NATIVE_RANDOM = {  # by name: types of the objects that they belong to
     **dict.fromkeys(("randu", "randn", "randShuffle", "theRNG"), ("NoneType",)),  # cv2's
     **dict.fromkeys(("effect_spread", "effect_noise"), ("ImagingCore",)),  # Pillow's
     "seed": ("Generator",),  # torch's
@@ -73,14 +74,14 @@ for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"
 CLOCKS |= {getattr(time, name): f"time.{name}" for name in ("ctime", "asctime", "clock_getres")} | {
     os.times: "os.times"
 }
-# Opcodes that assign to, or delete, what is no local variable.
+# Opcodes that assign to or delete anything but local variables.
 STORES = {
     dis.opmap[name]
     for verb, what in itertools.product(("STORE", "DELETE"), ("ATTR", "SUBSCR", "SLICE", "GLOBAL", "NAME", "DEREF"))
     if (name := f"{verb}_{what}") in dis.opmap
 }
-UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
-# Of the process: the user's code asks which one it is.
+UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # based on the clock
+# Functions that tell the user's code which process or thread it runs in.
 PROCESS = {
     multiprocessing.current_process.__code__: "multiprocessing.current_process",
     threading.current_thread.__code__: "threading.current_thread",
@@ -91,7 +92,7 @@ SEEDS = random.Random.seed.__code__
 
 
 class WorkerInfo:
-    """Stands for torch's ``WorkerInfo`` in a trial. Worker id and seed are other ones in each epoch or worker."""
+    """Substitute for torch's ``WorkerInfo`` in a trial. Worker id and seed differ between epochs and workers."""
 
     num_workers = 2
 
@@ -123,27 +124,27 @@ def in_worker(info: object) -> Iterator[None]:
 
 
 class Executed:
-    """What is known of the Python code that ran for a sample, by a profile function (``sys.setprofile``)."""
+    """What is known about the Python code that ran for a sample, from a profile function (``sys.setprofile``)."""
 
     def __init__(self, dataset: object, lasting: Collection[int] = ()) -> None:
         self._dataset = dataset
-        self._lasting = lasting  # ids of objects that are there before the code runs; (): not known
-        # attributes, globals and strings that the code mentions, also in the user's functions that it names
+        self._lasting = lasting  # ids of objects that existed before the code ran; (): unknown
+        # attributes, globals and strings mentioned in the code, including the user's functions that it names
         self.names: set[str] = set()
-        self.user_names: set[str] = set()  # those among them that code of no library mentions
+        self.user_names: set[str] = set()  # those mentioned outside libraries
         # module and name of the global variables among them that hold values
         self.variables: set[tuple[str, str]] = set()
-        self.changes = ""  # what the dataset's own methods assign to that outlives a call; "" where nothing
-        # a function that answers something else each time (the clock, the machine's entropy); "" where none
+        self.changes = ""  # what the dataset's own methods assign to that outlives a call; "" if nothing
+        # a called function whose result differs each time (clock, system entropy); "" if none
         self.asks = ""
-        # attributes that methods of the dataset, and of those inside it, assign to in any branch
+        # attributes that methods of the dataset, and of nested datasets, assign to in any branch
         self.assigned: set[str] = set()
-        # by function of the user's, attributes and global variables that it changes. See ``names_written``.
+        # by user function: attributes and global variables that it changes. See ``names_written``.
         self._written: dict[types.CodeType, frozenset[str]] = {}
-        self._written_by_run: set[types.CodeType] = set()  # of those that ran, for an object that lasts
-        # names of attributes that the code assigns to, each with objects whose methods do; not the dataset
+        self._written_by_run: set[types.CodeType] = set()  # user functions that ran for a lasting object
+        # names of assigned attributes, each with the objects whose methods assign them, except the dataset
         self.stored: dict[str, list[object]] = {}
-        self.looks_up_names = False  # the user's code asks for attributes by computed names
+        self.looks_up_names = False  # the user's code looks up attributes by computed names
         self._run: set[types.CodeType] = set()
         self._seen: set[types.CodeType] = set()
         self._classes: dict[type, None] = {}
@@ -156,14 +157,14 @@ class Executed:
 
     @property
     def stored_in_lasting(self) -> set[str]:
-        """Attributes that methods, those of libraries, too, assign to, of objects that outlive the sample."""
+        """Attributes of objects outliving the sample that methods, including those of libraries, assign to."""
         return {name for name, objects in self.stored.items() if any(id(x) in self._lasting for x in objects)}
 
     def run(self, fn: Callable[[], T]) -> T:
-        """Runs a function as in a worker process, and watches each Python function that it calls."""
+        """Runs a function as if in a worker process, and observes each Python function that it calls."""
         info = WorkerInfo(self._dataset, self._ask, next(_worker_seeds))
         with in_worker(info):
-            threading.setprofile(self._profile)  # of threads that it starts
+            threading.setprofile(self._profile)  # for threads that it starts
             sys.setprofile(self._profile)
             try:
                 return fn()
@@ -184,7 +185,7 @@ class Executed:
         self._note_python_call(frame, code)
         first = code.co_varnames[0] if code.co_argcount else ""
         if first == ".0" and code in self._run:
-            return  # a generator expression is called once an item
+            return  # a generator expression is called once per item
         bound = frame.f_locals.get(first) if first else None
         if bound is not None and not isinstance(bound, type):
             self._classes[type(bound)] = None
@@ -201,14 +202,14 @@ class Executed:
             self._note_changes(frame, first, bound)
 
     def _note_stored(self, code: types.CodeType, bound: object) -> None:
-        """A method of an object runs: notes the attributes that it assigns to."""
+        """Records the attributes that an object's running method assigns to."""
         for name in names_stored(code):
             objects = self.stored.setdefault(name, [])
             if len(objects) < OBJECTS and not any(x is bound for x in objects):
                 objects.append(bound)
 
     def _note_python_call(self, frame: types.FrameType, code: types.CodeType) -> None:
-        """Notes functions of the standard library that answer something else each time."""
+        """Records calls of standard-library functions whose result differs each time."""
         if code in UUIDS:
             self._ask(UUIDS[code])
         if code in PROCESS and frame.f_back is not None and not is_library(frame.f_back.f_code):
@@ -217,12 +218,12 @@ class Executed:
             self._ask("random.seed without a number")
 
     def _note_written(self, frame: types.FrameType, first: str, bound: object) -> None:
-        """A function of the user's runs: notes what it changes, if that outlives the sample."""
+        """Records what a running user function changes, if that outlives the sample."""
         code = frame.f_code
         if code in self._written_by_run or is_library(code) or not _written(code):
             return
         if self._lasting and bound is not None and not isinstance(bound, type) and id(bound) not in self._lasting:
-            self._written.setdefault(code, frozenset())  # a method of an object that was made for this sample
+            self._written.setdefault(code, frozenset())  # a method of an object that was created for this sample
             return
         self._written_by_run.add(code)
         self._written[code] = _without_modules(_written(code), frame.f_globals)
@@ -248,7 +249,7 @@ class Executed:
         self.asks = self.asks or asks or ""
 
     def _note(self, code: types.CodeType, scope: Attributes) -> None:
-        """Notes the names in a function, and in the user's functions that it names."""
+        """Records the names in a function, and in the user's functions that it names."""
         waiting = [(code, scope)]
         while waiting:
             code, scope = waiting.pop()
@@ -270,9 +271,9 @@ class Executed:
                 waiting += [(fn.__code__, fn.__globals__) for fn in self._functions(name, value)]
 
     def _functions(self, name: str, value: object) -> Iterator[types.FunctionType]:
-        """The user's functions that a name may mean: a global one, or a method of an object seen so far."""
+        """User functions that a name may refer to: a global one, or a method of an object seen so far."""
         if name == "__getitem__":
-            return  # it is the function that is cut; the part before the cut has run
+            return  # that is the function being cut; its part before the cut has run
         members = (_member(c, name) for c in (type(self._dataset), *self._classes))
         for found in (value, *members):
             for fn in _functions_in(found):
@@ -280,10 +281,9 @@ class Executed:
                     yield fn
 
     def _note_changes(self, frame: types.FrameType, first: str, bound: object) -> None:
-        """Notes what a method of a dataset assigns to, in branches that were not taken, too, unless a setting switches
-        them off."""
+        """Records what a dataset's method assigns to, even in branches not taken, unless a setting disables them."""
         code = frame.f_code
-        if not assigns_outside(code):  # its file need not be parsed
+        if not assigns_outside(code):  # avoids parsing its file
             return
         try:
             tree = tree_of_code(code).tree
@@ -299,18 +299,19 @@ class Executed:
 
 
 def _member(cls: type, name: str) -> object:
-    """What a class has by a name, as it stands there: no descriptor runs."""
+    """A class attribute by name, without running descriptors."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def _functions_in(x: Value) -> Iterator[types.FunctionType]:
-    """A function; what a decorator wraps; and the functions that a descriptor calls: ``functools.cached_property``."""
+    """Yields the function, or what a decorator wraps, or the functions that a descriptor such as
+    ``functools.cached_property`` calls."""
     if isinstance(x, property):
         held = [x.fget]
     elif isinstance(x, (staticmethod, classmethod)):
         held = [x.__func__]
     else:
-        # Not getattr(x, "__wrapped__"): a configuration's __getattr__ = dict.__getitem__ raises KeyError.
+        # Not getattr(x, "__wrapped__"): a config class with __getattr__ = dict.__getitem__ raises KeyError.
         own = getattr(x, "__dict__", None) or {}
         is_descriptor = hasattr(type(x), "__get__") and not isinstance(x, types.FunctionType)
         held = [own.get("__wrapped__", x), *((*own.values(), type(x).__get__) if is_descriptor else ())]
@@ -326,7 +327,7 @@ def _native_random(called: types.BuiltinFunctionType) -> str | None:
 
 
 def written_by(fn: types.FunctionType) -> frozenset[str]:
-    """Names of attributes and global variables whose value a function of the user's may change."""
+    """Names of attributes and global variables that a user function may change."""
     return _without_modules(_written(fn.__code__), fn.__globals__)
 
 
@@ -340,7 +341,7 @@ def written_through_locals(fn: types.FunctionType) -> set[str]:
 
 
 def _without_modules(names: Collection[str], scope: Attributes) -> frozenset[str]:
-    """``np.sort(x)`` changes nothing of ``np``."""
+    """Drops modules: ``np.sort(x)`` changes nothing in ``np``."""
     return frozenset(name for name in names if not isinstance(scope.get(name), types.ModuleType))
 
 
@@ -360,7 +361,7 @@ def _written(code: types.CodeType) -> frozenset[str]:
 
 
 def _is_seeded_anyway(frame: types.FrameType) -> bool:
-    """Whether entropy is asked for by ``np.random.RandomState(seed)``. NumPy makes a generator that is seeded by the
+    """Whether the entropy is requested by ``np.random.RandomState(seed)``, which creates a generator seeded by the
     system before it sets the seed (numpy/random/mtrand.pyx)."""
     caller = frame.f_back  # compiled code has no frame
     if frame.f_code is not random.SystemRandom.getrandbits.__code__ or caller is None:

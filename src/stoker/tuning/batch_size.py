@@ -39,7 +39,7 @@ Step = Callable[[Batch], object]
 
 @dataclass(frozen=True)
 class BatchSizeTrial:
-    """One batch size that was tried."""
+    """One tested batch size."""
 
     batch_size: int
     fits: bool  # within the budget minus the margin
@@ -50,8 +50,8 @@ class BatchSizeTrial:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What ``largest`` found: ``best`` is the largest batch size that fits, ``own`` the loader's own. ``budget_bytes``
-    is the free memory of ``device``, of which the share ``margin`` is kept free; ``bound`` says which limit ended the
+    """Result of ``largest``. ``best`` is the largest batch size that fits, ``own`` the loader's own. ``budget_bytes``
+    is the free memory of ``device``; the share ``margin`` of it stays free. ``bound`` names the limit that ended the
     search."""
 
     best: int

@@ -147,7 +147,7 @@ class ManagedDataset:
 
     @property
     def is_trying(self) -> bool:
-        """Whether its trial's process runs."""
+        """Whether the trial's process runs."""
         return self.trial is not None and self.trial.is_running
 
     def end_trial(self) -> None:
