@@ -1,4 +1,4 @@
-"""Notices that a dataset has changed since its samples were cached, at little cost."""
+"""Detects cheaply that a dataset has changed since its samples were cached."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .value_digests import Entry, readable
 from .verify import changed_name
 
 FILE = "file"
-QUICK_S = 0.002  # a check that takes no longer is made for each batch of a loader without workers
-CHECK_S = 1.0  # between two checks, at least
-CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
-FIRST_COMPARE_S = 1.0  # after which more than ``COMPARED`` samples are made again
-COMPARED = 8  # samples of each epoch that are made again, at least
-MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
-COMPARE_SHARE = 100  # of this many parts of the time, one is spent on making again what is served
+QUICK_S = 0.002  # a check this fast is made for each batch of a loader without workers
+CHECK_S = 1.0  # minimum time between two checks
+CHECK_SHARE = 500  # checking takes at most one of this many parts of the time
+FIRST_COMPARE_S = 1.0  # after this time more than ``COMPARED`` samples are compared
+COMPARED = 8  # minimum number of samples compared in each epoch
+MAX_DISCARDS = 3  # maximum of consecutive caches that served no epoch: each costs a trial
+COMPARE_SHARE = 100  # comparing takes at most one of this many parts of the time
 
 
 class Discards:
-    """Caches that a changed dataset has ended.
+    """Counts caches that ended because the dataset changed.
 
     Attributes:
-        too_many: the dataset changes before each epoch, so that nothing is to be cached any more.
-        changing: names of what changed before two epochs, one after the other. What is kept must not depend on them.
+        too_many: the dataset changes before each epoch, so nothing must be cached any more.
+        changing: names of what changed before two consecutive epochs. Cached parts must not depend on them.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class Discards:
         return self._in_a_row > MAX_DISCARDS
 
     def add(self, changes: Sequence[str]) -> None:
-        """One more, for these changes."""
+        """Records another discarded cache and the changes that ended it."""
         changed = {changed_name(change) for change in changes if not change.startswith(FILE)}
         self.changing |= changed & self._last
         self._last = changed
         self._in_a_row += 1
 
     def end_row(self) -> None:
-        """A cache has served an epoch."""
+        """Records that a cache has served an epoch."""
         self._in_a_row = 0
         self._last.clear()
 
@@ -64,30 +64,30 @@ ON_MISMATCH = "STOKER_ON_MISMATCH"
 
 
 class ChangeWatch:
-    """Whether what a cache was made from is still the same, in one process."""
+    """Whether the inputs of a cache are unchanged, as seen by one process."""
 
     def __init__(
         self, take: Callable[[], Inputs], opened: dict[str, Entry], sources: Callable[[Inputs], SourceFiles]
     ) -> None:
         self.is_current = True
         self._process = os.getpid()
-        self._looked_in, self._looks_at_files = 0, False  # process; whether the next check looks at files
-        self._written: list[str] = []  # files, when they were last looked at
-        self._took_s = 0.0  # the last check
+        self._looked_in, self._looks_at_files = 0, False  # process id; whether the next check includes files
+        self._written: list[str] = []  # files found written at the last look
+        self._took_s = 0.0  # duration of the last check
         self._take = take
-        self._opened = opened  # what loading samples makes in it. See ``Inputs.opened``.
+        self._opened = opened  # what loading samples creates in it. See ``Inputs.opened``.
         self._before = take()
-        # The script's process looks at files, and workers need not: their stamps are read once for all.
+        # The script's process watches the files; workers need not. File stamps are read once.
         self._files = sources(self._before) if torch.utils.data.get_worker_info() is None else None
-        self.functions = tuple(self._before.functions.values())  # the user's, that the cached part may run
-        self._next_check = 0.0  # a worker checks when it begins
+        self.functions = tuple(self._before.functions.values())  # the user's functions that the cached part may run
+        self._next_check = 0.0  # a worker checks at its start
         self._asked: set[Index] = set()
 
     def is_repeated(self, indices: Sequence[Index]) -> bool:
-        """Whether a sample is asked for again since that was last so."""
+        """Whether a sample is requested again; then starts counting afresh."""
         try:
             repeated = not self._asked.isdisjoint(indices)
-        except TypeError:  # indices that are no numbers
+        except TypeError:  # indices that are not hashable
             return False
         if repeated:
             self._asked.clear()
@@ -95,7 +95,7 @@ class ChangeWatch:
         return repeated
 
     def changes(self) -> list[str]:
-        """What has changed since the cache was begun, for people."""
+        """Describes what has changed since the cache was started."""
         self._written = [] if self._files is None else self._files.changes()
         return self._before.changes(self._take(), self._opened) + self._of_files()
 
@@ -104,32 +104,32 @@ class ChangeWatch:
 
     @property
     def why_unknown(self) -> str:
-        """What the cached part may read and has no complete digest; "" where there is none."""
+        """Why the digest is incomplete: something that the cached part may read; "" if it is complete."""
         return self._before.why_incomplete(self._opened)
 
     def check_soon(self) -> None:
-        """The next ``check`` is not left out. In a worker that stays it looks at files, too: its parent did for the
-        first epoch."""
+        """Makes the next ``check`` run without delay. In a persistent worker it includes files: for the first epoch the
+        parent did that."""
         self._next_check = 0.0
         self._looks_at_files = self._looked_in == os.getpid() != self._process
         self._looked_in = os.getpid()
 
     def check_for(self, indices: Sequence[Index], announced: bool) -> None:
-        """Samples are about to be served. ``announced``: the loader says when an epoch begins.
+        """Call before serving samples. ``announced``: the loader announces each epoch.
 
-        Without workers, the loop may change the dataset after each batch, and sees the change in the next one. Workers
-        do not see it: where the script's process plays their part, the dataset was looked at when the epoch began."""
+        Without workers, the loop may change the dataset after each batch, and the next batch must reflect that. Workers
+        do not see such changes; if the script's process emulates them, the dataset was checked when the epoch began."""
         if torch.utils.data.get_worker_info() is None:
             is_repeated = not announced and self.is_repeated(indices)  # an epoch has begun
             self._looks_at_files |= is_repeated
             self.check(now=is_repeated or self._took_s <= QUICK_S)
         elif os.getpid() != self._process:
-            if not announced and self._looked_in != os.getpid():  # torch's own workers: nobody looked for them
+            if not announced and self._looked_in != os.getpid():  # torch's own workers: nobody checked for them
                 self._looked_in, self._looks_at_files = os.getpid(), True
             self.check(now=False)
 
     def check(self, now: bool) -> None:
-        """Sets ``is_current``, and warns once if it is not. ``now``: this check may not be left out to save time."""
+        """Sets ``is_current``, and warns once if it becomes False. ``now``: do not skip this check to save time."""
         began = time.monotonic()
         if not now and began <= self._next_check:
             return
@@ -147,24 +147,24 @@ class ChangeWatch:
 
 
 def shortly(changes: list[str]) -> str:
-    """The first changes, for people."""
+    """The first changes, in readable form."""
     return "; ".join(readable(c).removeprefix("dataset.") for c in changes[:3])
 
 
 class CheckSchedule:
-    """When a sample that was served is made again, in one process: the first ones of each epoch, then by time."""
+    """Decides when a process recomputes a served sample: the first ones of each epoch, later by time."""
 
     def __init__(self) -> None:
         self._process, self._left, self._next, self._count = 0, 0, 0.0, 0
 
     def begin_epoch(self) -> None:
-        """An epoch begins in this process."""
+        """Call when an epoch begins in this process."""
         info = torch.utils.data.get_worker_info()
         workers = getattr(info, "num_workers", None) or 1
         self._left = -(-COMPARED // workers) if isinstance(workers, int) else COMPARED
 
     def is_due(self) -> bool:
-        """Whether a sample of the batch that is made now is to be compared."""
+        """Whether to compare a sample of the current batch."""
         if self._process != os.getpid():
             self._process, self._next = os.getpid(), time.monotonic() + FIRST_COMPARE_S
             self.begin_epoch()
@@ -174,30 +174,30 @@ class CheckSchedule:
         return time.monotonic() >= self._next
 
     def choose(self, n: int) -> int:
-        """Which of ``n`` samples."""
+        """Picks one of ``n`` samples."""
         self._count += 1
         return self._count * 7919 % n
 
     def spent(self, seconds: float) -> None:
-        """It took so long."""
+        """Records the duration of a comparison."""
         self._next = time.monotonic() + COMPARE_SHARE * seconds
 
     def differs(
         self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
     ) -> bool:
-        """Whether ``make`` makes something else than ``read`` reads; False where it is not time to look."""
+        """Whether ``make`` and ``read`` give different samples; False if no check is due."""
         return self.is_due() and self.compare(random_states, make, read)
 
     def compare(
         self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
     ) -> bool:
-        """Whether ``make`` makes something else than ``read`` reads. Random states are left as they were."""
+        """Whether ``make`` and ``read`` give different samples. Restores the random states."""
         began = time.monotonic()
         states = random_states()
         try:
             same = equal_bits(stored_copy(make()), stored_copy(read()))
         except (Exception, Unplanned):
-            same = True  # what fails now was right when it was stored
+            same = True  # it worked when it was stored
         states.restore()
         self.spent(time.monotonic() - began)
         return not same

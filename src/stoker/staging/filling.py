@@ -1,7 +1,7 @@
-"""Makes the deterministic parts of samples that are not in the cache yet, and stores them.
+"""Makes and stores the deterministic parts of samples that are not in the cache yet.
 
-A sample that is made is watched: one that draws random numbers in its deterministic part has none. Its whole is made by
-the dataset in every epoch, from the random states that the dataset would have found.
+Each sample is observed while it is made. One that draws random numbers in its deterministic part has none to cache: the
+dataset makes it as a whole in every epoch, from the random states that it would have found without a cache.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .store.store import Store
 from .store.tables import Samples
 from .vetting import Vetting
 
-STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which costs a page fault a page
-# caching ends if more than one in eight samples, and four by chance, have no deterministic part
+STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be fresh memory, with a page fault per page
+# caching ends if more than one in eight samples, plus four by chance, have no deterministic part
 ONE_IN, BY_CHANCE = 8, 4
 
 
-MadePart = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds that it took
+MadePart = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds to make it
 
 
 def _made_together(get_many: Callable[[Sequence[Index]], Sequence[Sample]], wanted: Sequence[Index]) -> list[Sample]:
@@ -54,10 +54,11 @@ class OtherCaches(Protocol):
     """Caches of the same dataset on other machines (``stoker_ray.cluster_cache``), or of earlier runs (``keep``)."""
 
     def look_again(self) -> None:
-        """An epoch begins: they may have what they did not have before."""
+        """Call when an epoch begins: they may have samples that they lacked before."""
 
     def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
-        """What they have of these samples, as a store takes them. ``part_s``: what making one takes; 0.0: not known."""
+        """Fetches those of the samples that they have, in the form that a store accepts. ``part_s``: time to make one;
+        0.0 if unknown."""
 
 
 class Filler:
@@ -74,17 +75,17 @@ class Filler:
         disable: Callable[..., None],
     ) -> None:
         self._dataset = dataset
-        self._split = split  # how it was divided; None: by ``prepare`` and ``augment``
-        self._functions = functions  # the user's; generators that they hold are watched, too
+        self._split = split  # how the dataset is divided; None: by ``prepare`` and ``augment``
+        self._functions = functions  # the user's; their generators are observed too
         self._prepare = prepare  # makes the deterministic part of a sample
-        self._is_whole = is_whole  # the deterministic part is the sample
-        self._disable = disable  # called with the reason why the cache cannot be used any more
+        self._is_whole = is_whole  # the deterministic part is the whole sample
+        self._disable = disable  # called with the reason when the cache becomes unusable
         reads, opened = (None, {}) if split is None else (split.reads, split.opened)
         self.vetting = Vetting(dataset, vetted, self.random_states, self._inputs, reads, opened, disable)
         self._samples = len(dataset)
-        self._asked = 0  # samples, those that are in the cache, too
-        self.part_s = 0.0  # that a sample of the last batch took; 0.0: none was made yet
-        self._without_part: set[int] = set()  # samples that draw, or take another way through the code
+        self._asked = 0  # samples requested, including those in the cache
+        self.part_s = 0.0  # time per sample of the last batch; 0.0 until one was made
+        self._without_part: set[int] = set()  # samples that draw random numbers, or take another path through the code
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
         self._comparison = CheckSchedule()
         self._generators: list[tuple[str, Any]] | None = None
@@ -94,11 +95,11 @@ class Filler:
         self.elsewhere: OtherCaches | None = None
 
     def _inputs(self) -> Inputs | None:
-        """What any sample may read, now. None: what ``prepare`` changes is the user's affair."""
+        """Current values of what any sample may read. None: with ``prepare``, changes are the user's responsibility."""
         return None if self._split is None else self._split.inputs(of_all=True)
 
     def replace_dataset(self, dataset: MapDataset) -> None:
-        """From now on another object with the same content is used."""
+        """Switches to another object with the same content."""
         self._dataset = self.vetting.dataset = dataset
         self._generators = self.reads = None
 
@@ -110,8 +111,8 @@ class Filler:
         return RandomState(self._generators)
 
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
-        """Makes the samples of a batch that are not stored, and stores them. Returns deterministic parts, by
-        position; a sample that has none is missing. None: the cache was disabled."""
+        """Makes and stores the samples of a batch that are not stored yet. Returns deterministic parts by position,
+        without samples that have none. None: the cache was disabled."""
         self._asked += len(indices)
         misses = np.flatnonzero(where == 0).tolist()
         fetched = self._fetch(store, indices, misses)
@@ -124,7 +125,7 @@ class Filler:
         watch_each = self._watch_each or self._in_turn
         parts = self._parts(indices, misses, states if watch_each else None)
         if states is not None and not watch_each and states.moved():
-            self._watch_each = True  # from now on, in this process, it is asked after each sample which one draws
+            self._watch_each = True  # from now on, this process checks after each sample whether it drew random numbers
             states.restore()
             parts = self._parts(indices, misses, states)
         if self._too_many_draw():
@@ -144,13 +145,13 @@ class Filler:
             if samples:
                 store.admit(samples, 0, fetched=True)
             return found
-        except CacheError:  # of a class that this process has not defined
+        except CacheError:  # from a class that this process has not defined
             return {}
 
     def _store(self, store: Store, indices: Sequence[Index], parts: dict[int, MadePart], keep_ns: int) -> None:
         try:
             self._admit(store, indices, parts, keep_ns)
-        except CacheError as e:  # on a node of a cluster, whose main module is not the script
+        except CacheError as e:  # on a cluster node, whose main module is not the script
             self._disable(str(e))
         if parts:
             self.part_s = sum(nanoseconds for _, nanoseconds in parts.values()) / len(parts) / 1e9
@@ -171,7 +172,7 @@ class Filler:
             store.admit(taken, spent, time.thread_time_ns() - began)
 
     def _take(self, taken: Samples, store: Store, i: int, part: Sample) -> int:
-        """Takes a part to pieces, for the store. Returns its bytes."""
+        """Takes a part apart for the store. Returns its bytes."""
         try:
             type_spec, leaves = take(part, self._is_whole, store.medium.pickles)
         except CacheError as e:
@@ -181,13 +182,13 @@ class Filler:
         return sum(x.nbytes for x in leaves)
 
     def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, MadePart]:
-        """Deterministic parts by position. Samples that have none, or fail, are left out. ``states``: are compared
-        after each sample; None: they are not."""
+        """Makes deterministic parts by position. Omits samples that have none or fail. ``states``: compared after each
+        sample; None: not compared."""
         misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
         if get_many is not None:
             began = time.perf_counter_ns()
-            with contextlib.suppress(Exception):  # the sample that fails is found below
+            with contextlib.suppress(Exception):  # the failing sample is found below
                 branches.begin()
                 wanted = [indices[k] for k in misses]
                 make = functools.partial(_made_together, get_many, wanted)
@@ -197,7 +198,7 @@ class Filler:
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
         branches.begin()
         made = self.by_threads([indices[k] for k in misses]) if states is None else {}
-        if self.vetting.has_new():  # threads note theirs in one place: it is not known which sample took a new branch
+        if self.vetting.has_new():  # threads record branches in one place: which sample took a new one is unknown
             made = {}
         out = {}
         for at, k in enumerate(misses):
@@ -207,8 +208,8 @@ class Filler:
         return out
 
     def by_threads(self, indices: Sequence[Index]) -> dict[int, MadePart | None]:
-        """Deterministic parts by position, as far as threads have made them: in worker processes, where making them
-        mostly waits."""
+        """Makes deterministic parts with threads, by position, as far as that pays off: in worker processes, where
+        making them mostly waits."""
         if torch.utils.data.get_worker_info() is None or not owns_global_generators():
             return {}
         if self.reads is None:
@@ -218,12 +219,12 @@ class Filler:
         return {} if self.read_threads == 1 else self.reads(indices)
 
     def _get_many(self) -> Callable[[Sequence[Index]], Sequence[Sample]] | None:
-        """The dataset's ``__getitems__``, where samples are cached as it makes them."""
+        """The dataset's ``__getitems__``, if whole samples are cached."""
         found = getattr(self._dataset, "__getitems__", None) if self._split is not None and self._is_whole else None
         return found if callable(found) else None
 
     def _part(self, index: Index, before: RandomState | None) -> MadePart | None:
-        """The deterministic part of a sample; None where it has none. Random states are left as they were."""
+        """Makes the deterministic part of a sample; None if it has none. Restores the random states."""
         began = time.perf_counter_ns()
         value, failed, unplanned = None, False, False
         may_be_kept = True
@@ -234,12 +235,12 @@ class Filler:
                 value = self._prepare(index)
         except Unplanned:
             unplanned = True
-        except Exception:  # the dataset's own code is to raise it, from the random states in which it would have
+        except Exception:  # the dataset's own code must raise it, from the random states that it would have had
             failed = True
         took = time.perf_counter_ns() - began
         moved = set(before.moved()) if before is not None else set()
         may_move = self._may_move
-        # In turn, it is used and not kept: what it changed, it shall not change twice.
+        # When made in turn it is used but not stored: what it changed must not change twice.
         in_turn = self._in_turn and not (failed or unplanned or may_move)
         if before is not None and moved and not in_turn:
             before.restore()
@@ -262,7 +263,7 @@ class Filler:
         return self._split is not None and self._split.may_write
 
     def _too_many_draw(self) -> bool:
-        """Whether so many samples have no deterministic part that caching only costs. The cache is disabled then."""
+        """Disables the cache if too many samples have no deterministic part for it to pay off. Returns whether."""
         if len(self._without_part) <= self._asked / ONE_IN + BY_CHANCE:
             return False
         share = f"{len(self._without_part)} of {self._asked} samples"
@@ -270,18 +271,18 @@ class Filler:
         return True
 
     def begin_epoch(self) -> None:
-        """An epoch begins in this process."""
+        """Call when an epoch begins in this process."""
         self._comparison.begin_epoch()
 
     def to_compare(self, locations: Sequence[int]) -> int | None:
-        """The position of a stored sample of a batch that is to be made again; None where none is."""
+        """Position of a stored sample of a batch that must be recomputed; None for none."""
         if not owns_global_generators() or not self._comparison.is_due():
             return None
         stored = [k for k, location in enumerate(locations) if location]
         return stored[self._comparison.choose(len(stored))] if stored else None
 
     def compare_part(self, index: Index, read: Callable[[], Sample]) -> bool:
-        """Makes the deterministic part of a stored sample again. Returns whether it is the same; a difference disables
+        """Recomputes the deterministic part of a stored sample. Returns whether it is the same; a difference disables
         the cache."""
         is_same = not self._comparison.compare(self.random_states, lambda: self._prepare(index), read)
         if not is_same:
@@ -289,19 +290,19 @@ class Filler:
         return is_same
 
     def compare_whole(self, index: Index, serve: Callable[[], Sample]) -> bool:
-        """Whether what ``serve`` makes of a stored sample is what the script's dataset makes of it. A difference
-        disables the cache. Random states are left as they were. Only where making a sample has no effects: one more
-        would show."""
+        """Compares what ``serve`` makes of a stored sample with what the script's dataset makes. A difference disables
+        the cache. Restores the random states. Only for samples without side effects, which one more run would
+        repeat."""
         began = time.monotonic()
         before = self.random_states()
         is_same = True
-        with contextlib.suppress(Exception):  # what fails now was right when it was stored
+        with contextlib.suppress(Exception):  # it worked when it was stored
             served = copy_of(serve())
             after = self.random_states().in_order()
             before.restore()
             own = copy_of(self._dataset[index])
             is_same = equal_bits(served, own) and self.random_states().in_order() == after
-            if not is_same:  # its random part may draw from the system
+            if not is_same:  # its random part may draw from system entropy
                 before.restore()
                 is_same = not equal_bits(copy_of(self._dataset[index]), own)
         before.restore()

@@ -1,8 +1,8 @@
 """``Inputs``: everything that making a sample may read, with a complete digest of each part.
 
-A cached sample may be served only if nothing that made it has changed. ``Inputs`` goes from the dataset into its
-attributes, items, classes, functions and modules, and digests every byte that it finds. A digest is complete, or there
-is none: then ``opaque`` names the object, and nothing that depends on it may be cached.
+A cached sample may be served only if nothing that it was made from has changed. ``Inputs`` walks from the dataset to
+its attributes, items, classes, functions and modules, and digests every byte. If an object has no complete digest,
+``opaque`` names it, and nothing that depends on it may be cached.
 
 ::
 
@@ -10,9 +10,9 @@ is none: then ``opaque`` names the object, and nothing that depends on it may be
        └ class ── methods, class attributes ── code, defaults, closures ── globals that the code names ── modules
                                                                       └ modules that it imports, os.environ
 
-Only what is the user's is entered: functions and classes of libraries are known by their names. Two ``Inputs`` of the
-same object, made in the same process or in a fork of it, can be compared; ``keys`` are the same in every process that
-has the same. See docs/concepts/exact.md.
+Only user code is entered; library functions and classes are identified by name. Two ``Inputs`` of the same object can
+be compared if they were made in the same process or a fork of it. ``keys`` can be compared across all processes. See
+docs/concepts/exact.md.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ from .users_code import (
 )
 from .value_digests import Entry, ValueDigests, readable
 
-DATASET = "dataset[0]"  # its path; those of global variables begin with dataset[1]
-WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
-DEPTH = 40  # of objects inside objects
+DATASET = "dataset[0]"  # path of the dataset; those of global variables begin with dataset[1]
+WIDTH = 200  # items of a container that get entries of their own, unless they are plain
+DEPTH = 40  # nesting depth of objects
 SKIPPED_MEMBERS = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__init__", "__qualname__", "__slots__"}
     | {
@@ -92,7 +92,7 @@ WRAPPERS = (*CODE, *FUNCTIONS, types.ModuleType, weakref.ref)
 
 
 class _NotPlain(Exception):
-    """A container holds objects that are no plain values."""
+    """A container holds objects that are not plain values."""
 
 
 class _Sink:
@@ -104,17 +104,17 @@ class _Sink:
 
 
 class Inputs(ValueDigests):
-    """What making a sample may read, now.
+    """What making a sample may currently read.
 
     Attributes:
         entries: by path, ``dataset[0].labels``; see ``Entry``.
-        opaque: what has no complete digest: "dataset.clahe is a cv2.CLAHE"; "" where there is none.
+        opaque: objects without a complete digest, by path: "dataset.clahe is a cv2.CLAHE".
         functions: the user's functions that may run.
         caches: functions with ``functools.lru_cache``.
         handles: paths of open files, databases, and objects whose state cannot be read.
-        left_out: attributes that were found and are ignored.
+        left_out: attributes that were found and ignored.
         packages: libraries whose functions and classes may be used.
-        names: texts that may name files.
+        names: strings that may name files.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class Inputs(ValueDigests):
         ignored: Collection[str] = (),
         across_runs: bool = False,
     ) -> None:
-        """``functions``: of the user's, that run besides; ``names``: attributes that code may read, None: any;
-        ``skip``: paths that do not count, nor what is below them; ``held``: more values, by name; ``shared``: whether
-        memory that processes share counts; ``ignored``: names of attributes and globals that do not count;
-        ``across_runs``: ``keys`` are wanted, which takes longer."""
+        """``functions``: further user functions that run; ``names``: attributes that code may read, None for any;
+        ``skip``: paths to ignore, with everything below them; ``held``: further values, by name; ``shared``: whether
+        memory that processes share counts; ``ignored``: names of attributes and globals to ignore; ``across_runs``:
+        prepare for ``keys``, which takes longer."""
         super().__init__(shared, across_runs)
         self.entries: dict[str, Entry] = {}
         self.functions: dict[int, types.FunctionType] = {}
@@ -141,10 +141,10 @@ class Inputs(ValueDigests):
         self._ignored = ignored
         self.left_out: set[str] = set()
         self._of_code: set[str] = set()  # paths of functions
-        self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that keep what they returned
+        self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that cache their results
         self.packages: set[str] = set()  # whose functions and classes may be used
         self._beside_descriptors: set[str] = set()  # names in code that reads files by number: ``os.pread(self.fd, 8)``
-        self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
+        self._modules: dict[str, set[str]] = {}  # names that were looked up in a user module
         self._visit(dataset, DATASET, DEPTH)
         if self._depends_on_gradients:
             asked = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -159,7 +159,7 @@ class Inputs(ValueDigests):
 
     @property
     def texts(self) -> list[str]:
-        """Texts among the values: some may name files."""
+        """Strings among the values: some may name files."""
         found = (entry.digest for entry in self.entries.values())
         return [d[1] for d in found if isinstance(d, tuple) and len(d) == 2 and d[0] == "str" and isinstance(d[1], str)]
 
@@ -169,7 +169,7 @@ class Inputs(ValueDigests):
         return self._seen.keys()
 
     def keys(self, opened: Collection[str] = ()) -> tuple[str, str]:
-        """Digests of what is held, and of the code, without what lies below paths in ``opened``."""
+        """Digests of the data and of the code, without anything below the paths in ``opened``."""
         held, code = _Sink(), _Sink()
         for path, entry in sorted(self.entries.items()):
             if not _lies_in(path, opened):
@@ -203,11 +203,11 @@ class Inputs(ValueDigests):
             self._visit_inside(x, path, depth - 1)
         except RecursionError:
             self._add_opaque(path, x, "lies too deep")
-        except Exception as e:  # a class of the user's, whose code fails
+        except Exception as e:  # a user-defined class whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
 
     def _note_descriptors(self) -> None:
-        """Files whose number an attribute may be."""
+        """Adds the files whose descriptor an attribute may be."""
         for path, entry in list(self.entries.items()):
             kind, number = entry.digest if isinstance(entry.digest, tuple) and len(entry.digest) == 2 else ("", 0)
             may_be = kind == "int" and path.rpartition(".")[2].rstrip("']") in self._beside_descriptors
@@ -268,7 +268,7 @@ class Inputs(ValueDigests):
             return
         except _NotPlain:
             pass
-        except (ValueError, RecursionError):  # it holds itself
+        except (ValueError, RecursionError):  # it contains itself
             self._add_opaque(path, x, "holds itself")
             return
         if len(x) > WIDTH or isinstance(x, (set, frozenset)):
@@ -320,7 +320,7 @@ class Inputs(ValueDigests):
         code = fn.__code__
         if not is_users_code(code):
             self.entries[path] = Entry(fn.__qualname__, qualified_name(fn))
-            self._visit_closure(fn, path, depth)  # of a decorator: ``torch.no_grad()``, ``functools.singledispatch``
+            self._visit_closure(fn, path, depth)  # for a decorator: ``torch.no_grad()``, ``functools.singledispatch``
             return
         self.functions[id(fn)] = fn
         self._of_code.add(path)
@@ -333,7 +333,7 @@ class Inputs(ValueDigests):
         self._visit_scope(code, fn.__globals__, depth)
 
     def _visit_closure(self, fn: types.FunctionType, path: str, depth: int) -> None:
-        """Variables around a function, and its attributes."""
+        """Visits a function's closure variables and attributes."""
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
             try:
                 self._visit(cell.cell_contents, f"{path}.{name}", depth)
@@ -343,7 +343,7 @@ class Inputs(ValueDigests):
             self._visit(value, f"{path}.{name}", depth)
 
     def _visit_scope(self, code: types.CodeType, scope: dict[str, Held], depth: int) -> None:
-        """What code reads of its module, of other modules, and of the environment."""
+        """Visits what code reads from its module, from other modules, and from the environment."""
         read, mentioned, imported = names_in(original(code))
         module = module_name(str(scope.get("__name__", "")))
         if "globals" in read:
@@ -388,8 +388,8 @@ class Inputs(ValueDigests):
             self._visit_import(f"{module.__name__}.{name}", mentioned, depth - 1, only_loaded=True)
 
     def _visit_value_of_library(self, names: tuple[str, ...], scope: dict[str, Held], depth: int) -> None:
-        """What ``sys.argv`` or ``torch.backends.cudnn.benchmark`` is, and a function that the script has put into a
-        library."""
+        """Visits library values such as ``sys.argv`` or ``torch.backends.cudnn.benchmark``, and functions that the
+        script has put into a library."""
         found = scope.get(names[0])
         for name in names[1:]:
             if not isinstance(found, types.ModuleType) or is_users_module(found):
@@ -442,7 +442,7 @@ class Inputs(ValueDigests):
                     self._visit(value, f"dataset[1]['{qualified_name(base)}.{name}']", depth)
 
     def _visit_constructor(self, cls: type, depth: int) -> None:
-        """What makes objects of a class, where a sample may make some."""
+        """Visits the constructors of a class, which run if a sample creates objects."""
         for base in cls.__mro__:
             for name in () if is_library_class(base) else ("__init__", "__new__", "__post_init__"):
                 if name in vars(base):
@@ -457,7 +457,7 @@ class Inputs(ValueDigests):
     # -- digests
 
     def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
-        """A digest of a value with all that it holds. ``plain``: raises _NotPlain at the first object that is none."""
+        """Digest of a value and all it contains. ``plain``: raises _NotPlain at the first object that is not plain."""
         sink = _Sink()
         pickler = (_FlatAcrossRuns if self._across_runs else _Flat)(self, sink, plain, path)
         pickler.dump(x)
@@ -469,13 +469,13 @@ class Inputs(ValueDigests):
     # -- comparing
 
     def let_go(self, root: object) -> Inputs:
-        """Holds the object itself no longer."""
+        """Drops the reference to the root object. Returns self."""
         self._seen.pop(id(root), None)
         return self
 
     def changes(self, later: Inputs, opened: dict[str, Entry] | None = None) -> list[str]:
-        """What differs in later inputs of the same object, for people. ``opened``: what loading samples makes when it
-        is first needed, by path: it may be there or not."""
+        """Describes the differences from later inputs of the same object. ``opened``: what loading samples creates on
+        first use, by path; it may exist or not."""
         opened = opened or {}
         out: list[str] = []
         for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith(DATASET)):
@@ -486,7 +486,7 @@ class Inputs(ValueDigests):
                 continue
             if _is_opened(path, old, new, opened) or (out and path.startswith("class ")):
                 continue
-            if old is None and "." in path:  # an attribute that stood in the class
+            if old is None and "." in path:  # an attribute that was defined in the class
                 old = _of_class(path.rpartition(".")[2], self.entries)
             if old is None or new is None:
                 out.append(f"{path} is {new.text}" if new is not None else f"{path} is no more")
@@ -497,12 +497,12 @@ class Inputs(ValueDigests):
         return out
 
     def why_incomplete(self, opened: dict[str, Entry]) -> str:
-        """The first object without a complete digest that loading samples did not make; "" where there is none."""
+        """Names the first object without a complete digest that loading samples did not create; "" if none."""
         return next((why for path, why in self.opaque.items() if not _lies_in(path, opened)), "")
 
     def opened(self, later: Inputs) -> dict[str, Entry]:
-        """What differs in later inputs, after a sample was loaded: by path, what is there then. Loading other
-        samples makes the same in other items of the same container."""
+        """What differs in later inputs, after a sample was loaded: the later entries by path. Loading other samples
+        creates the same in other items of the same container."""
         absent = Entry("not set", None)
         made = {
             path: later.entries.get(path, absent)
@@ -513,7 +513,8 @@ class Inputs(ValueDigests):
 
 
 class _Flat(pickle.Pickler):
-    """Writes a value, its items and their attributes, by value: ``fast`` leaves out what depends on identity."""
+    """Pickles a value with its items and their attributes by value: ``fast`` omits everything that depends on
+    identity."""
 
     def __init__(self, inputs: Inputs, sink: _Sink, plain: bool, path: str) -> None:
         super().__init__(sink, 5)
@@ -561,7 +562,7 @@ class _Flat(pickle.Pickler):
 
 
 class _FlatAcrossRuns(_Flat):
-    """Writes sets in an order that does not depend on hashes, which differ in each process."""
+    """Writes sets in an order independent of hashes, which differ between processes."""
 
     def persistent_id(self, x: Held) -> object:
         if type(x) not in (set, frozenset):
@@ -570,7 +571,7 @@ class _FlatAcrossRuns(_Flat):
 
 
 def _mark(*_: object) -> None:
-    """Stands in a digest for an object that is no plain value."""
+    """Represents an object that is not a plain value in a digest."""
 
 
 def _of_class(name: str, entries: dict[str, Entry]) -> Entry | None:
@@ -578,8 +579,8 @@ def _of_class(name: str, entries: dict[str, Entry]) -> Entry | None:
 
 
 def _is_opened(path: str, old: Entry | None, new: Entry | None, opened: dict[str, Entry]) -> bool:
-    """Whether a difference is one that loading samples makes: an object that is made when it is first needed, there
-    or not; data that it makes, there or not, but no other data."""
+    """Whether loading samples explains a difference: an object created on first use, present or not; or data created by
+    it, present or not, but never with other content."""
     known = opened.get(path) or opened.get(_of_any_item(path))
     if known is not None:
         return all(x is None or x.text == "None" or x.digest == known.digest or x.is_opaque for x in (old, new))
@@ -587,12 +588,12 @@ def _is_opened(path: str, old: Entry | None, new: Entry | None, opened: dict[str
 
 
 def _of_any_item(path: str) -> str:
-    """What stands for the path of an attribute in all items of the dataset's containers."""
+    """Generalizes an attribute's path to all items of the dataset's containers."""
     return DATASET + re.sub(r"\[[^]]*]", "[]", path.removeprefix(DATASET)) if path.startswith(DATASET) else path
 
 
 def _lies_in(path: str, paths: Collection[str]) -> bool:
-    """Whether a path is one of some, or below one."""
+    """Whether a path lies below one of ``paths``."""
     places = f"{path}.", f"{_of_any_item(path)}."
     return any(place.startswith((f"{p}.", f"{p}[")) for p in paths for place in places)
 
@@ -601,11 +602,11 @@ def _lies_in(path: str, paths: Collection[str]) -> bool:
 
 
 def _repr_of_library(x: Held) -> str:
-    """How a value whose class is the user's describes itself, by the class of a library that this derives from."""
+    """The repr of a user-class value, as its first library base class defines it."""
     base: Held = next(base for base in type(x).__mro__ if is_library_class(base))
     return str(base.__repr__(x))
 
 
 def _named(x: Held) -> object:
-    """What a function or a class is known by, where its parts have entries already."""
+    """Identity of a function or class whose parts have entries already."""
     return token_of_code(x.__code__) if isinstance(x, types.FunctionType) else qualified_name(x)

@@ -1,4 +1,4 @@
-"""``stoker.install``: stoker's engine, settings and cache for loaders of torch's own class."""
+"""``stoker.install``: applies stoker's engine, settings and cache to loaders of torch's own class."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ SHARED = (
     "prefetch_factor",
     "persistent_workers",
 )  # torch's arguments that change no batch
-MAX_CACHES = 8  # datasets whose caches stay while no loader has them
+MAX_CACHES = 8  # datasets whose caches are kept while no loader uses them
 _lock = threading.Lock()
-_defaults: list[Attributes] = []  # of each install that is in effect, with those of earlier ones
+_defaults: list[Attributes] = []  # of each active install, merged with those of earlier ones
 _claim: takeover.Settings | None = None
-_caches: dict[int, tuple[object, Staged | None]] = {}  # by a dataset's id: the dataset, and the same with a cache
+_caches: dict[int, tuple[object, Staged | None]] = {}  # by dataset id: the dataset, and its version with a cache
 
 
 def install(**defaults: Any) -> None:
-    """Puts stoker's engine behind ``torch.utils.data.DataLoader`` itself, for code that makes its own loaders.
+    """Puts stoker's engine behind ``torch.utils.data.DataLoader`` itself, for code that creates its own loaders.
 
-    Loaders that exist already are included from their next iterator on. Without arguments their settings are left as
-    they are. Calls nest: each wants its ``uninstall``, and has the defaults of those around it, too.
+    Existing loaders are included from their next iterator on. Without arguments, their settings remain unchanged. Calls
+    nest: each needs its ``uninstall``, and inherits the defaults of the enclosing ones.
 
     Args:
-        **defaults: what those loaders are to have. Any argument that only ``stoker.DataLoader`` has (``on_error``,
+        **defaults: settings for these loaders. Any argument that only ``stoker.DataLoader`` has (``on_error``,
             ``worker_method``, ``task_seeds``, ...), and of torch's ``num_workers`` (``"auto"`` or a number),
-            ``prefetch_factor``, ``persistent_workers`` and ``pin_memory``. A loader keeps its own way where a default
-            cannot be: an iterable dataset its number of workers, and it has no ``on_error``. ``cache``: map-style
-            datasets are put into a ``stoker.Staged`` with that cache.
+            ``prefetch_factor``, ``persistent_workers`` and ``pin_memory``. A loader ignores a default that it cannot
+            have: an iterable dataset keeps its number of workers and has no ``on_error``. ``cache``: wraps map-style
+            datasets in a ``stoker.Staged`` with that cache.
 
     Raises:
-        TypeError: another argument.
-        UsageError, ValueError: a value that ``stoker.DataLoader`` refuses.
+        TypeError: any other argument.
+        UsageError, ValueError: a value that ``stoker.DataLoader`` rejects.
     """
     global _claim
     _check(defaults)
@@ -66,7 +66,7 @@ def _wanted(loader: LoaderLike) -> Attributes:
 
 
 def uninstall() -> None:
-    """Takes one ``install`` back. Iterators that exist go on with the engine they have. Without an install: nothing."""
+    """Undoes one ``install``. Existing iterators keep their engine. Does nothing without an install."""
     global _claim
     with _lock:
         if _defaults:
@@ -79,7 +79,7 @@ def uninstall() -> None:
 
 
 def active() -> bool:
-    """Whether there is an install that was not taken back."""
+    """Whether an install is in effect."""
     return bool(_defaults)
 
 

@@ -1,13 +1,13 @@
-"""Runs a function in a forked child that can change nothing outside of itself.
+"""Runs a function in a forked child that can change nothing outside itself.
 
-The child has its own copy of memory. Before the function runs, the child takes away what a fork still shares:
+The child has its own copy of memory. Before the function runs, it gives up what a fork still shares:
 
-    file offsets        regular files are opened anew, read-only
-    connections, pipes  are replaced by closed ones; new ones are refused, but to a dataset that names servers
+    file offsets        regular files are reopened, read-only
+    connections, pipes  are replaced by closed ones; new ones are refused, except for a dataset that names servers
     shared memory       is mapped read-only
-    the file system     an audit hook refuses to open a file for writing; Landlock does so for native code, where the
+    the file system     an audit hook refuses to open files for writing; for native code Landlock does so, if the
                         kernel has it
-    output              what is printed, logged or written to open files goes into a file in memory (``output_size``)
+    output              what is printed, logged or written to open files goes to a file in memory (``output_size``)
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ DIED = {
 }
 MAP_FIXED = 0x10
 PR_SET_NO_NEW_PRIVS = 38
-NICE = 5  # the trial gives way to the script's own work
-MOST_FILES = 32  # that are noted as read
+NICE = 5  # the trial yields to the script's own work
+MOST_FILES = 32  # maximum number of files recorded as read
 NO_DATA = ("/proc/", "/sys/", "/dev/", "/etc/")
 RANDOM_FILES = ("/dev/urandom", "/dev/random", "/dev/hwrng", "/proc/uptime", "/proc/loadavg")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-EFFECTS = {  # audit events, by what they do
+EFFECTS = {  # audit events, by effect
     "deletes files": ("os.remove", "os.rmdir", "shutil.rmtree"),
     "renames a file": ("os.rename",),
     "makes a folder": ("os.mkdir",),
@@ -70,17 +70,17 @@ REFUSED = {event: effect for effect, events in EFFECTS.items() for event in even
 
 
 class SideEffect(UsageError):
-    """The function would change something outside of its process."""
+    """The function would change something outside its process."""
 
 
 class Trial:
-    """A function that runs in a child process, which sends its result as a pickle. The kernel ends that after
-    ``limit_s``."""
+    """Runs a function in a child process, which returns its result as a pickle. The kernel kills the child after
+    ``limit_s`` seconds."""
 
-    memories: Sequence[MemoryTables] = ()  # of the node, for what is kept, if its ranks share a cache
+    memories: Sequence[MemoryTables] = ()  # the node's memory for the cache, if its ranks share one
 
     def __init__(self, fn: Callable[[], object], limit_s: float, waits: bool = False) -> None:
-        """``waits``: a batch waits for it, so it does not give way to other processes."""
+        """``waits``: a batch waits for the trial, so it does not yield to other processes."""
         self._parts: list[bytes] = []
         self._reader, writer = os.pipe2(os.O_CLOEXEC)
         with own_fork():
@@ -96,7 +96,7 @@ class Trial:
         self._ended = "the trial was ended, because it took too long or nobody needs it any more"
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the child's answer or end, at most so long; returns whether it came."""
+        """Waits up to ``seconds`` for the child's answer or end. Returns whether it came."""
         if self._reader < 0:
             return True
         until = time.monotonic() + seconds
@@ -112,8 +112,8 @@ class Trial:
         return False
 
     def result(self) -> Any:
-        """What the function returned. Only after ``wait`` has returned True. Raises UsageError: the function raised
-        one, or the child died."""
+        """Returns the function's result. Call only after ``wait`` returned True. Raises UsageError if the function
+        raised an error or the child died."""
         if not self._parts:
             raise UsageError(self._ended)
         try:
@@ -126,11 +126,11 @@ class Trial:
 
     @property
     def is_running(self) -> bool:
-        """Its child has not ended, or its answer was not received."""
+        """Whether the child still runs, or its answer has not been received."""
         return self._reader >= 0
 
     def close(self) -> None:
-        """Ends the child, whatever it does."""
+        """Kills the child, whatever it is doing."""
         if self._reader < 0 or os.getpid() != self._process:
             return
         os.close(self._reader)
@@ -138,7 +138,7 @@ class Trial:
         processes.kill(self._pid)
 
     def _why_it_ended(self) -> str:
-        with contextlib.suppress(OSError):  # its end of the pipe is closed a moment before it is gone
+        with contextlib.suppress(OSError):  # its end of the pipe closes a moment before it exits
             found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
             if found is not None and found.si_status in DIED:
                 return DIED[signal.Signals(found.si_status)]
@@ -146,8 +146,9 @@ class Trial:
 
 
 def run_isolated(fn: Callable[[], T], limit_s: float = 60.0, waits: bool = False) -> T:
-    """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here. Raises
-    UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died."""
+    """Calls ``fn`` in a child process and returns its result; calls it directly on systems other than Linux. Raises
+    UsageError if ``fn`` raised an error, would have changed something outside, or took too long, or if the child
+    died."""
     if sys.platform != "linux":
         return fn()
     trial = Trial(fn, limit_s, waits)
@@ -165,8 +166,8 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
     processes.die_with_parent()
     with contextlib.suppress(OSError):
         os.nice(nice)
-    torch.set_num_threads(1)  # OpenMP's own threads have stayed in the parent
-    gc.freeze()  # a collection that is due would go through all that the script holds: 50 ms after importing torch
+    torch.set_num_threads(1)  # OpenMP's threads exist only in the parent
+    gc.freeze()  # a collection would traverse all objects of the script: 50 ms after importing torch
     threading.excepthook = lambda _: None
     try:
         _unshare(writer)
@@ -187,7 +188,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
 
 
 def _end_after(seconds: float) -> None:
-    """Has the kernel kill this process. Not by SIGALRM, which the user's code may take for its own timeouts."""
+    """Has the kernel kill this process. Not with SIGALRM, which the user's code may use for its own timeouts."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "timer_create"):  # glibc < 2.34
         libc = ctypes.CDLL("librt.so.1")
@@ -206,7 +207,7 @@ _output = -1
 
 
 def output_size() -> int:
-    """How many bytes this child has printed, logged, or written to files that were open before."""
+    """Bytes that this child has printed, logged, or written to previously opened files."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -214,17 +215,17 @@ def output_size() -> int:
 
 
 def files_read() -> list[str]:
-    """The first files that this child has opened, without Python's own. Native code that opens files is not seen."""
+    """The first files that this child has opened, except Python's own. Files opened by native code are not seen."""
     return list(_read)
 
 
 def classes_unpickled() -> set[tuple[str, str]]:
-    """Module and name of the user's classes and functions that pickles named in this child."""
+    """Module and name of the user's classes and functions that pickles referenced in this child."""
     return {(module, name) for module, name in _unpickled if is_users_module(sys.modules.get(module))}
 
 
 def _refuse(event: str, args: Any) -> None:
-    """Refuses what would change something outside; an audit hook (PEP 578)."""
+    """Audit hook (PEP 578) that refuses effects outside the process."""
     if event == "open":
         path, mode, flags = args
         if path in (os.devnull, None) or isinstance(path, int):
@@ -241,22 +242,22 @@ def _refuse(event: str, args: Any) -> None:
     elif event in _refused and not (event == "os.truncate" and _is_memory(args[0])):
         if event != "os.mkdir":
             _stop(_refused[event])
-        elif not os.path.exists(args[0]):  # else it makes none: ``os.makedirs(path, exist_ok=True)``
+        elif not os.path.exists(args[0]):  # otherwise it creates none: ``os.makedirs(path, exist_ok=True)``
             _stop(f"{_refused[event]}, {os.fsdecode(args[0])!r}{_in_library()}")
 
 
 def allow_connections() -> None:
-    """From now on this child may connect to servers: loading a sample does, and says so. Call it only in a child."""
+    """Allows this child to connect to servers, because loading a sample openly does. Call only in a child."""
     _refused.pop("socket.connect", None)
 
 
 def _is_memory(file: object) -> bool:
-    """Whether it is an anonymous file in memory, as stoker's own stores are (memfd_create(2))."""
+    """Whether a descriptor is an anonymous memory file, as stoker's own stores are (memfd_create(2))."""
     return isinstance(file, int) and "memfd:" in os.readlink(f"/proc/self/fd/{file}")
 
 
 def _by_user() -> bool:
-    """Whether the user's code does it, perhaps by the standard library."""
+    """Whether the user's code is the caller, directly or through the standard library."""
     frame = sys._getframe(2)
     while frame.f_back is not None and packages.in_stdlib(frame.f_code.co_filename):
         frame = frame.f_back
@@ -264,8 +265,8 @@ def _by_user() -> bool:
 
 
 def _in_library() -> str:
-    """The installed package whose code runs, in words; "" where none does."""
-    frame = sys._getframe(2)  # behind the audit hook
+    """Names the installed package whose code is running, in words; "" if none."""
+    frame = sys._getframe(2)  # skips the audit hook
     while frame.f_back is not None and not frame.f_code.co_filename.startswith(packages.PACKAGE):
         file = frame.f_code.co_filename
         package = "" if packages.in_stdlib(file) else packages.installed(file).partition(os.sep)[0]
@@ -281,8 +282,8 @@ def _stop(effect: str) -> None:
 
 
 def _unshare(keep: int) -> None:
-    """Replaces the files, connections and shared memory that a fork shares with its parent. ``keep``: a file
-    descriptor that stays as it is."""
+    """Replaces the files, connections and shared memory that a fork shares with its parent. ``keep``: descriptor to
+    leave alone."""
     global _output
     null = os.open(os.devnull, os.O_RDWR)
     _output = os.memfd_create("output")
@@ -308,7 +309,7 @@ def _unshare(keep: int) -> None:
 
 
 def _reopen(fd: int) -> None:
-    """Gives a regular file an offset of its own, read-only. A write-only file becomes the file of output in memory."""
+    """Gives a regular file its own offset, read-only. A write-only file is redirected to the in-memory output file."""
     with open(f"/proc/self/fdinfo/{fd}") as info:
         found = dict(line.split(":", 1) for line in info if ":" in line)
     if "memfd:" in os.readlink(f"/proc/self/fd/{fd}"):
@@ -324,7 +325,7 @@ def _reopen(fd: int) -> None:
 
 
 def _forbid_writing() -> None:
-    """Lets the kernel refuse to write, make and remove files (Landlock): native code raises no audit events."""
+    """Has the kernel refuse to write, create and remove files (Landlock): native code raises no audit events."""
     libc = ctypes.CDLL(None, use_errno=True)
     rights = sum(1 << bit for bit in (1, *range(4, 13)))  # LANDLOCK_ACCESS_FS_: WRITE_FILE, REMOVE_DIR to MAKE_SYM
     handled = ctypes.c_uint64(rights)
@@ -341,8 +342,8 @@ def _forbid_writing() -> None:
 
 
 def _protect_shared_memory() -> None:
-    """Makes writable shared mappings read-only: a write ends this process instead of reaching others. Semaphores become
-    this process's own, for also reading a ``multiprocessing.Value`` takes its lock."""
+    """Makes writable shared mappings read-only: a write kills this process instead of reaching others. Semaphores
+    become private copies, because even reading a ``multiprocessing.Value`` takes its lock."""
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     with open("/proc/self/maps") as maps:

@@ -1,4 +1,4 @@
-"""Gives workers that run already the cache of their dataset, when a trial has ended in the middle of their epoch.
+"""Hands the cache of a dataset to running workers when a trial ends in the middle of their epoch.
 
 ::
 
@@ -28,14 +28,14 @@ from .store.encode import CacheError
 from .store.memory import MemoryTables, identity
 from .subsets import with_whole
 
-NBYTES = 1 << 22  # of memory; what is not written takes none
-START = 4096  # of the pickle; before it is its length
+NBYTES = 1 << 22  # virtual size; untouched pages take no memory
+START = 4096  # offset of the pickle; its length precedes it
 DATASET = "dataset"
 
 
 class LatePlan:
-    """The memory by which a ``Staged`` gets from one process to others. ``ask``: called in the first one before each
-    batch; returns whether it is to be called again."""
+    """Shared memory that carries a ``Staged`` from one process to others. ``ask``: called in the first process before
+    each batch; returns whether to call it again."""
 
     def __init__(self, ask: Callable[[LatePlan], bool]) -> None:
         self._ask: Callable[[LatePlan], bool] | None = ask
@@ -54,11 +54,11 @@ class LatePlan:
         self._map(memory)
 
     def ask(self) -> bool:
-        """Asks whether the trial has ended; returns whether to do so again."""
+        """Asks whether the trial has ended. Returns whether to ask again."""
         return self._ask is not None and self._ask(self)
 
     def publish(self, staged: Staged) -> None:
-        """Gives it to all workers. Raises Exception: it cannot be pickled, or is too large."""
+        """Hands it to all workers. Raises an exception if it cannot be pickled or is too large."""
         file = io.BytesIO()
         _PlanPickler(file, staged).dump(staged)
         data = np.frombuffer(file.getvalue(), np.uint8)
@@ -66,8 +66,8 @@ class LatePlan:
         self._length[0] = len(data)  # last: a worker may look at any time
 
     def read(self, dataset: MapDataset) -> MapDataset | None:
-        """In a worker, its own dataset with what was published around it; None while there is nothing. Raises
-        Exception: it cannot be made here."""
+        """In a worker: wraps the worker's own dataset in what was published; None if nothing was. Raises an exception
+        if that fails."""
         length = int(self._length[0])
         if not length:
             return None
@@ -78,7 +78,7 @@ class LatePlan:
 
 
 class _PlanPickler(pickle.Pickler):
-    """Pickles a ``Staged`` with its cache, and without its dataset."""
+    """Pickles a ``Staged`` with its cache but without its dataset."""
 
     def __init__(self, file: io.BytesIO, staged: Staged) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -105,8 +105,9 @@ class _PlanUnpickler(pickle.Unpickler):
 
 
 def _opened(path: str, wanted: tuple[int, int], pickles: bool) -> MemoryTables:
-    """The memory, if that is still there: its descriptor may have been closed, and the script's own file have the
-    number. ``O_PATH`` does nothing to the file, and what is opened for writing is the file that was looked at."""
+    """Opens the memory if it still exists. The descriptor may have been closed and its number reused for a file of the
+    script's. ``O_PATH`` does not affect a file, and guarantees that the file opened for writing is the one that was
+    checked."""
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if identity(found) != wanted:

@@ -1,4 +1,4 @@
-"""What of an object of a library says something about samples: attributes, files behind handles, columns, settings."""
+"""Which parts of a library object affect samples: attributes, files behind handles, columns, settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 
 NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
-# What they hold says nothing about samples.
+# Their contents do not affect samples.
 IGNORED = (
     *GENERATORS,
     type(threading.Lock()),
@@ -28,17 +28,17 @@ IGNORED = (
     threading.Condition,
     logging.Handler,
 )
-LIBRARY_STATES = {  # what of an object of the standard library says something about samples
+LIBRARY_STATES = {  # the part of a standard-library object that affects samples
     threading.Event: lambda x: x.is_set(),
     threading.Semaphore: lambda x: x._value,
     logging.Logger: lambda x: x.level,
     threading.Thread: lambda x: "",
     types.MappingProxyType: dict,
 }
-# Immutable, and the digest of their content would take as long as reading it.
+# Immutable, and digesting their content would take as long as reading it.
 IMMUTABLE_MODULES = ("pyarrow", "re")
-# Handles of files: known by the name of their file, of which the stamps are inputs, too.
-HANDLES = {  # by package: the attribute that names the file
+# File handles: identified by their file, whose stamps are inputs too.
+HANDLES = {  # by package: attribute that names the file
     "h5py": "filename",
     "lmdb": "path",
     "sqlite3": "",
@@ -49,7 +49,7 @@ HANDLES = {  # by package: the attribute that names the file
 CONTAINERS = (list, tuple, dict, collections.OrderedDict, set, frozenset, collections.deque)
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)  # methods of native objects: ``self.names.index``
 HEAPTYPE = 1 << 9
-Held: TypeAlias = Any  # a value of the user's, of which everything is asked
+Held: TypeAlias = Any  # a value of the user's, of any type
 
 
 def name_of_native(x: Held) -> object:
@@ -57,13 +57,13 @@ def name_of_native(x: Held) -> object:
 
 
 def is_bound(x: Held) -> bool:
-    """Whether a native function is a method that is bound to an object."""
+    """Whether a native function is a method bound to an object."""
     owner = getattr(x, "__self__", None) if isinstance(x, BOUND) else None
     return owner is not None and not isinstance(owner, (types.ModuleType, type))
 
 
 def file_stamp(path: str) -> tuple[object, ...]:
-    """When a file was written, its size and its number; that it is not there."""
+    """Modification time, size and inode of a file; the path alone if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -74,8 +74,8 @@ def file_stamp(path: str) -> tuple[object, ...]:
 
 
 def stamp_of_descriptor(number: int) -> tuple[object, ...] | None:
-    """The stamps of an open file, by its number; () if it is none; None: it has no name, so other processes write to
-    it unseen."""
+    """Stamps of an open file, by descriptor; () if it is not a regular file. None: it has no name, so other processes
+    can write to it unnoticed."""
     try:
         found = os.fstat(number) if number > 2 else None
     except (OSError, OverflowError):
@@ -86,14 +86,14 @@ def stamp_of_descriptor(number: int) -> tuple[object, ...] | None:
 
 
 def stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:
-    """The stamps of the file behind a handle; () where there is none: what it holds is in memory."""
+    """Stamps of the file behind a handle; () if there is none, because its contents are in memory."""
     with contextlib.suppress(Exception):
         if package in ("sqlite3", "_sqlite3"):
             path = x.execute("PRAGMA database_list").fetchone()[2]
         else:
             path = getattr(getattr(x, "file", x), HANDLES[package])
             path = path() if callable(path) else path
-        if path and getattr(x, "driver", "") != "core":  # of h5py: in memory
+        if path and getattr(x, "driver", "") != "core":  # h5py's in-memory driver
             found = file_stamp(os.fsdecode(path))
             return found if len(found) > 1 else ()
     return ()
@@ -112,9 +112,9 @@ def columns_of(x: Held) -> Iterator[tuple[object, Held]]:
 
 
 def library_settings() -> tuple[object, ...]:
-    """Settings of libraries that scripts change, and that samples depend on."""
+    """Library settings that scripts change and samples depend on."""
     found = [
-        getattr(sys.modules.get(module), name, default)  # a module that is not imported yet has its defaults
+        getattr(sys.modules.get(module), name, default)  # a module not imported yet has its defaults
         for module, name, default in (
             ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", False),
             ("PIL.Image", "MAX_IMAGE_PIXELS", 1024 * 1024 * 1024 // 4 // 3),
@@ -122,7 +122,7 @@ def library_settings() -> tuple[object, ...]:
     ]
     precision = torch.get_float32_matmul_precision()
     decimals = decimal.getcontext().copy()
-    decimals.clear_flags()  # what calculations have left there
+    decimals.clear_flags()  # flags left by earlier calculations
     texts = np.get_printoptions(), vars(torch._tensor_str.PRINT_OPTS), decimals, np.geterr()
     return str(torch.get_default_dtype()), str(torch.get_default_device()), precision, *map(str, texts), *found
 
@@ -135,7 +135,7 @@ def size_of_arrow(x: Held) -> int:
 
 
 def arrow_buffers(x: Held) -> Iterator[memoryview]:
-    """The memory of a table or an array of pyarrow, which may be a view of an array that can be written to."""
+    """Yields the memory of a pyarrow table or array, which may be a view of a writable array."""
     for part in getattr(x, "columns", None) or getattr(x, "chunks", None) or ():
         yield from arrow_buffers(part)
     if hasattr(x, "buffers"):
@@ -143,7 +143,7 @@ def arrow_buffers(x: Held) -> Iterator[memoryview]:
 
 
 def attributes_of(x: object) -> Iterator[tuple[str, Held]]:
-    """What an object holds in its ``__dict__`` and its slots. No code of its class runs."""
+    """Yields what an object holds in its ``__dict__`` and slots. Runs no code of its class."""
     try:
         own = object.__getattribute__(x, "__dict__")
     except AttributeError:
@@ -163,8 +163,8 @@ NOT_SET = "a slot that is not set"
 
 
 def native_base(cls: type) -> type:
-    """The class in the MRO whose memory layout is not Python's: ``object`` where instances are attributes alone. As
-    ``copyreg._reduce_ex`` finds it."""
+    """The first class in the MRO with a native memory layout, found as in ``copyreg._reduce_ex``; ``object`` if
+    instances consist of attributes only."""
     for base in cls.__mro__:
         if not base.__flags__ & HEAPTYPE:
             return base
@@ -175,7 +175,7 @@ def native_base(cls: type) -> type:
 
 
 def items_of(x: Held, native: type) -> Held:
-    """A container of Python's own with what another one holds, whatever the methods of its class say."""
+    """Copies a container into its native type, bypassing overridden methods."""
     held = native.items(x) if issubclass(native, dict) else native.__iter__(x)  # type: ignore[attr-defined]
     return list(held) if native is collections.deque else native(held)
 

@@ -1,10 +1,10 @@
-"""Calls that are pure in their arguments, answered from memory: ``self.load_image(j)``, ``cv2.imread(path)``.
+"""Caches the results of calls that are pure in their arguments: ``self.load_image(j)``, ``cv2.imread(path)``.
 
-This reaches what a cut cannot: samples that draw first and load afterwards (mosaic, mixup, pairs). A survey runs
-samples in which each call reports its small arguments, its time, and whether it moved a generator. Kept are the
-outermost calls that did not, and that give other objects with the same bits when they are repeated. A call with other
-than small arguments is identified by the local variables that it mentions; of one that draws, what comes before the
-first draw is kept, as a ``plan``.
+This covers what a cut cannot: samples that draw first and load afterwards (mosaic, mixup, pairs). A survey runs samples
+in which each call reports its small arguments, its time, and whether it advanced a generator. Cached are the outermost
+calls that did not, and that return different objects with the same bits when repeated. A call with other arguments is
+identified by the local variables that it mentions. For a call that draws, the part before the first draw is cached, as
+a ``plan``.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from .store.store import Gone, Store
 from .users_code import is_library_class
 from .vetting import Vetting
 
-PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # a subclass may have attributes
+PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # exact types: a subclass may have attributes
 SMALL = (np.generic, pathlib.PurePath)
-FAILURES = 16  # of the first part of a call, one after the other: then the call is made as a whole
+FAILURES = 16  # of the first part of a call, in a row; then the call is made as a whole
 LONGEST = 1024  # items of a tuple of arguments; characters of a text that may be drawn
-LONGEST_TEXT = 1 << 16  # characters of an argument: its digest takes 0.2 ms
+LONGEST_TEXT = 1 << 16  # characters of an argument, whose digest takes 0.2 ms
 
 
 class SiteKey(NamedTuple):
-    """Identifies the result of a call by its place in the source and the local variables that it mentions."""
+    """Identifies a call's result by its place in the source and the local variables that it mentions."""
 
     file: str
-    function_line: int  # of the function in which it stands
+    function_line: int  # of the enclosing function
     site: int
-    owner: str  # the object whose method that function is, by ``names_of``
+    owner: str  # the object to which that method is bound, by ``names_of``
     values: tuple[object, ...]
 
 
 class CallKey(NamedTuple):
-    """Identifies the result of a call by function and arguments, whatever code makes it."""
+    """Identifies a call's result by function and arguments, wherever the call is made."""
 
     module: str
     function: str
-    line: int  # where it is defined: several functions may have one name
-    owner: str  # the object whose method it is, by ``names_of``; or a native function's module
+    line: int  # where it is defined: several functions may share a name
+    owner: str  # the object to which the method is bound, by ``names_of``; or a native function's module
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...]
 
@@ -68,15 +68,15 @@ MemoKey = SiteKey | CallKey
 
 
 class Answers(Protocol):
-    """What answers the kept calls: a ``Memo``, or what checks a selection of calls in a trial."""
+    """Answers cached calls: a ``Memo``, or a substitute that checks a selection of calls in a trial."""
 
     names: dict[int, str]
 
     def answer(self, key: MemoKey, call: Thunk) -> Value:
-        """What the call returns."""
+        """Returns the result of the call."""
 
     def states(self) -> RandomState:
-        """The states of the random generators."""
+        """Returns the states of the random generators."""
 
 
 def is_small(value: object) -> bool:
@@ -89,7 +89,7 @@ def is_small(value: object) -> bool:
 
 
 def values_of(values: Values) -> tuple[object, ...] | None:
-    """The values of local variables; None where this branch of the code did not set one of them."""
+    """Values of local variables; None if this branch left one of them unset."""
     try:
         return values()
     except NameError:
@@ -100,25 +100,25 @@ def values_of(values: Values) -> tuple[object, ...] | None:
 class MemoNode(Compiled[types.FunctionType]):
     """A function some of whose calls are answered from memory."""
 
-    # numbers of calls that are identified by the local variables that they mention
+    # numbers of calls identified by the local variables that they mention
     by_values: set[int] = field(default_factory=set)
-    # numbers of calls that are identified by their function and arguments
+    # numbers of calls identified by function and arguments
     by_args: set[int] = field(default_factory=set)
-    # by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is kept. It is
-    # identified by the local variables that it mentions.
+    # by call number and ``key_of`` the callee: how to make the call in two parts, of which the first is cached and
+    # identified by the local variables that it mentions
     prefixes: dict[int, dict[str, PlanNode]] = field(default_factory=dict)
-    # by number of a call in ``prefixes``: how often its first part failed since it succeeded
+    # by number of a call in ``prefixes``: consecutive failures of its first part
     failures: Counter[int] = field(default_factory=Counter)
-    # nodes of functions that it calls and in which calls are kept, by number and ``key_of``
+    # nodes of functions that it calls and that contain cached calls, by number and ``key_of``
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)  # numbers of calls that were answered so far, in this process
-    shown: list[str] = field(default_factory=list)  # what is kept, for reports: "train.py:31 self.load_image(j)"
+    asked: set[int] = field(default_factory=set)  # numbers of calls answered so far, in this process
+    shown: list[str] = field(default_factory=list)  # what is cached, for reports: "train.py:31 self.load_image(j)"
 
     def __getstate__(self) -> Attributes:
-        return {**super().__getstate__(), "asked": set(), "failures": Counter()}  # of this process
+        return {**super().__getstate__(), "asked": set(), "failures": Counter()}  # both are per process
 
     def run(self, answers: Answers, call: Call) -> Value:
-        """Makes a call of a function, some calls of which are answered from memory."""
+        """Calls a function, answering some of its calls from memory."""
         callee = callee_of(call.function)
         assert callee is not None
 
@@ -132,7 +132,7 @@ class MemoNode(Compiled[types.FunctionType]):
         return fn(*callee.first, *call.args, _stoker=_MemoHelper(self, answers, callee), **call.kwargs)
 
     def nodes(self) -> Iterator[MemoNode | PlanNode]:
-        """This node and all inside of it."""
+        """Yields this node and all nodes inside it."""
         yield self
         for found in self.prefixes.values():
             yield from itertools.chain.from_iterable(map(nodes_in, found.values()))
@@ -140,13 +140,13 @@ class MemoNode(Compiled[types.FunctionType]):
             yield from inner.nodes()
 
     def all_shown(self) -> list[str]:
-        """What is kept, here and in the functions that are called."""
+        """What is cached, here and in the called functions."""
         inside = [line for node in self.entered.values() for line in node.all_shown()]
         return list(dict.fromkeys(self.shown + inside))  # a function may be called in several places
 
 
 class _MemoHelper:
-    """What rewritten code finds as ``_stoker``."""
+    """The object that rewritten code sees as ``_stoker``."""
 
     __slots__ = ("_answers", "_callee", "_node")
 
@@ -156,7 +156,7 @@ class _MemoHelper:
         self._callee = callee
 
     def keep(self, number: int, call: Thunk, values: Values) -> Value:
-        """A call that may be answered from memory, identified by the local variables that it mentions."""
+        """Answers a call identified by the local variables that it mentions."""
         key = self._key(number, values)
         if key is None:
             return call()
@@ -167,14 +167,14 @@ class _MemoHelper:
         mentioned = values_of(values)
         owner = self._answers.names.get(id(self._callee.bound), "")
         if mentioned is None or not is_small(mentioned) or (self._callee.is_method and not owner):
-            return None  # or a method of an object that is made anew for each sample
+            return None  # includes methods of objects that are recreated for each sample
         code = self._callee.fn.__code__
         return SiteKey(code.co_filename, code.co_firstlineno, number, owner, mentioned)
 
     def keep_prefix(
         self, number: int, called: AnyCallable, arguments: Callable[[], Arguments], values: Values
     ) -> Value:
-        """A call whose first part may be answered from memory."""
+        """Answers a call whose first part may be cached."""
         key, node = self._key(number, values), self._node.prefixes[number].get(key_of(called))
         may_be_cut = self._node.failures[number] < FAILURES and owns_global_generators()
         if key is not None and node is not None and may_be_cut:
@@ -186,13 +186,11 @@ class _MemoHelper:
         return Call(called, *arguments()).run()
 
     def _head(self, number: int, node: PlanNode, call: Call) -> PreparedState:
-        """The first part of a call. Raises Unplanned: it fails, draws, or takes another branch. Random states are as
-        before; the call has to be made."""
+        """Runs the first part of a call. If it fails, draws or takes another branch, restores the random states and
+        raises Unplanned: the whole call must then be made."""
         before = self._answers.states()
         with contextlib.suppress(Exception, Unplanned):
-            state = node.head(
-                call.with_copied_arguments(self._callee.bound)
-            )  # where it fails, it may have written to them
+            state = node.head(call.with_copied_arguments(self._callee.bound))  # on failure, it may have modified them
             if not before.moved():
                 self._node.failures[number] = 0
                 return state
@@ -205,7 +203,7 @@ class _MemoHelper:
         return args, kwargs
 
     def keep_call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
-        """A call that may be answered from memory, identified by its arguments."""
+        """Answers a call identified by its arguments."""
         call = call_of(called, args, kwargs)
         key = call_key(call, self._answers.names)
         if key is None:
@@ -214,18 +212,18 @@ class _MemoHelper:
         return self._answers.answer(key, call.run)
 
     def enter(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
-        """A call of a function in which calls are kept."""
+        """Calls a function that contains cached calls."""
         call = call_of(called, args, kwargs)
         node = self._node.entered.get((number, key_of(call.function)))
         return call.run() if node is None else node.run(self._answers, call)
 
 
 class Table:
-    """Numbers of keys, shared by all workers: a hash table with open addressing in shared memory. A key is known by 128
-    bits of its hash. A slot is claimed under the lock and never given back."""
+    """Maps keys to numbers, shared by all workers: a hash table with open addressing in shared memory. Stores 128 bits
+    of each key's hash. A slot is claimed under the lock and never released."""
 
     def __init__(self, slots: int, memory: MemoryTables | None = None) -> None:
-        self.slots = slots  # most keys, a power of two; a quarter stays free
+        self.slots = slots  # a power of two; at most three quarters are used
         self.memory = memory or MemoryTables(16 * slots + 4096)
         self._count = self.memory.table("count", np.int64, 1, 0)
         self._keys = self.memory.table("keys", np.int64, 2 * slots, 4096).reshape(slots, 2)
@@ -234,7 +232,7 @@ class Table:
         return Table, (self.slots, self.memory)
 
     def find(self, key: MemoKey, claim: bool) -> int:
-        """The number of a key; -1 where it has none, and there is no room or none is wanted."""
+        """Returns the number of a key; -1 if it has none and ``claim`` is False or the table is full."""
         digest = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
         high, low = (int.from_bytes(digest[k : k + 8], "little", signed=True) for k in (0, 8))
         high = high or 1
@@ -277,13 +275,13 @@ class Memo:
         self._vetting = vetting
         self.names = names_of(dataset)
         self._store = store  # by number of key
-        self._table = table  # numbers of keys
+        self._table = table  # maps keys to numbers
         self.states = save_random  # saves the random states
-        self._on_problem = on_problem  # is told why nothing may be answered from memory any more
+        self._on_problem = on_problem  # called with the reason why nothing may be answered from memory any more
         self._comparison = CheckSchedule()
 
     def answer(self, key: MemoKey, call: Thunk) -> Value:
-        """What a call returns: a copy of what it returned before, or its result, which is kept."""
+        """Returns the result of a call: a copy of a cached one, or a new one, which is then cached."""
         store = self._store
         number = self._table.find(key, claim=False) if store.usable else -1
         at = int(store.where(np.array([number]))[0]) if number >= 0 else 0
@@ -301,7 +299,7 @@ class Memo:
         spent = time.perf_counter_ns() - began
         cpu = time.thread_time_ns()
         if not store.usable or not may_be_kept or before.moved():
-            return out  # it draws after all: it is never kept
+            return out  # it draws random numbers after all, so it is never cached
         number = self._table.find(key, claim=True)
         if number >= 0:
             try:
@@ -313,7 +311,7 @@ class Memo:
 
 
 def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
-    """What identifies a call by its arguments. None where these are not small, or the object is not known."""
+    """Identifies a call by its arguments; None if they are not small, or the object is unknown."""
     called, args, kwargs = call
     if not is_small(args) or not is_small(tuple(kwargs.values())):
         return None
@@ -330,15 +328,15 @@ def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
     elif not isinstance(called, types.FunctionType):
         return None
     if getattr(called, "__closure__", None):
-        return None  # it may mean another variable each time
+        return None  # it may refer to a different variable each time
     code = getattr(called, "__code__", None)
     line = 0 if code is None else code.co_firstlineno
     return CallKey(called.__module__, called.__qualname__, line, name, args, tuple(sorted(kwargs.items())))
 
 
 def names_of(dataset: MapDataset) -> dict[int, str]:
-    """The dataset, those inside it, and objects of the user's classes there, by id: their methods' answers may be
-    kept."""
+    """The dataset, nested datasets, and objects of user classes in them, by id: their methods' results may be
+    cached."""
     out: dict[int, str] = {}
     waiting: list[tuple[str, object]] = [("dataset", dataset)]
     while waiting:
@@ -357,5 +355,5 @@ def names_of(dataset: MapDataset) -> dict[int, str]:
 
 
 def table_for(samples: int, sites: int, memory: MemoryTables | None = None) -> Table:
-    """A table for so many different calls."""
+    """Makes a table with room for every distinct call of ``samples`` samples at ``sites`` call sites."""
     return Table(1 << max(10, (2 * samples * max(1, sites)).bit_length()), memory)

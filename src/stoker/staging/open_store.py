@@ -23,8 +23,8 @@ from .store.folder import Folder, discard, open_for, root
 from .store.memory import MemoryTables
 from .store.store import Gone, Store, size_of
 
-RAM_SHARE = 0.5  # of the free memory, where no budget is given
-DISK_SHARE = 0.5  # of the free disk
+RAM_SHARE = 0.5  # of the free memory, without a budget
+DISK_SHARE = 0.5  # of the free disk space
 TIERS = ("auto", "ram", "disk", None)
 
 
@@ -35,7 +35,7 @@ GONE = {
 
 
 def check_tier(cache: object) -> None:
-    """Refuses what is no value of ``cache``. Raises UsageError: it is none."""
+    """Raises UsageError for an invalid value of ``cache``."""
     if str(cache) in GONE:
         raise UsageError(f"cache={cache!r} is gone: {GONE[str(cache)]}")
     if cache not in TIERS:
@@ -43,21 +43,21 @@ def check_tier(cache: object) -> None:
 
 
 class CachePlan(NamedTuple):
-    """What to open."""
+    """Parameters of the store to open."""
 
     cache: str | None  # "ram", "disk" or "auto"; None: no cache
     samples: int  # of the dataset
-    slots: int  # that are cached; where calls are cached, more than samples
+    slots: int  # number of cached items; more than samples if calls are cached
     budget: int  # bytes; 0: half of what is free
     folder: Path | None  # of caches on disk; None: the cache is in memory
-    memories: Sequence[MemoryTables]  # that the ranks of a node share
+    memories: Sequence[MemoryTables]  # shared by the ranks of a node
     name: str  # of the cache on disk
     key: Callable[[], JsonObject]  # what the samples depend on
     prepare: Callable[[int], Sample]  # makes the deterministic part of a sample
 
 
 def new_store(plan: CachePlan) -> Store | None:
-    """Opens or creates the store. None where that is impossible; a warning says why."""
+    """Opens or creates the store. Returns None if that is impossible, with a warning that says why."""
     if plan.cache is None or not plan.samples:
         return None
     folder = plan.folder if plan.slots == plan.samples else None  # results of calls are cached in memory only
@@ -77,7 +77,8 @@ def new_store(plan: CachePlan) -> Store | None:
 
 
 def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
-    """A cache on disk. One that is damaged, too small, or has another sample than the dataset is made anew."""
+    """Opens a cache on disk. Recreates one that is damaged, too small, or has a sample that differs from the
+    dataset's."""
     key = plan.key()
     why = ""
     for attempt in (1, 2):
@@ -102,42 +103,42 @@ def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
 
 
 def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
-    """Makes one sample again and compares: a change that the key does not see is found before a sample is served.
-    Raises CacheError: it differs."""
+    """Recomputes one sample and compares it, to detect a change that the key does not cover before any sample is
+    served. Raises CacheError if it differs."""
     stored = np.flatnonzero(store.locations)
     if not len(stored):
         return
     i = int(stored[len(stored) // 2])
     location = int(store.where(np.array([i]))[0])
     if not location:
-        return  # damaged: it is made anew when it is asked for
+        return  # damaged: recreated on request
 
     try:
         before = store.read(location)
     except Gone:
-        return  # another process has shut it
+        return  # another process has closed it
 
     def is_same() -> bool:
         try:
             return equal_bits(stored_copy(plan.prepare(i)), before)
         except Exception:
-            return True  # the user sees it when the sample is asked for
+            return True  # the user sees the error when the sample is requested
 
     try:
         same = run_isolated(is_same)
     except UsageError:
-        return  # it cannot be made where nothing can be written; likewise
+        return  # it cannot be made without writing; likewise
     if not same:
         raise CacheError(f"sample {i} is another than in {folder.path}")
 
 
 def ram_budget() -> int:
-    """Bytes of memory for the cache of a node, where the user sets no budget."""
+    """Bytes of memory for a node's cache if the user sets no budget."""
     return max(1 << 20, int(resources.memory_available() * RAM_SHARE))
 
 
 def cache_folder(cache: str | None, cache_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Where the cache on disk is; None: there is none."""
+    """Folder of the cache on disk; None if the cache is in memory."""
     if cache == "disk":
         return Path(cache_dir or root())
     if cache == "auto" and (cache_dir is not None or "STOKER_CACHE" in os.environ):
