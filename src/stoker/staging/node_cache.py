@@ -1,15 +1,14 @@
-"""One trial and one cache in memory for all ranks of a node that have the same dataset.
+"""One trial and one in-memory cache for all ranks of a node that have the same dataset.
 
-1. Each rank makes a name from a digest of its dataset, for a socket in the folder of ``stoker run``, which only this
-   user may enter (``core.private_sockets``).
-2. The first rank binds it (``_Owner``). It makes the trial, and then the memory.
-3. Every other rank connects (``_Member``) and waits. It receives what the trial found, as JSON, and the memory's
+1. Each rank derives a name from a digest of its dataset, for a socket in the folder of ``stoker run``, which only
+   this user may enter (``core.private_sockets``).
+2. The first rank binds the socket (``_Owner``), runs the trial, and then creates the memory.
+3. Every other rank connects (``_Member``) and waits. It receives the trial's result, as JSON, and the memory's
    descriptor (SCM_RIGHTS).
-4. A rank whose owner has ended makes its own trial.
+4. A rank whose owner has ended runs its own trial.
 
-Neither what is received nor what is in the memory is ever unpickled. Where a sample has an object that only a pickle
-keeps, each rank has its own memory. The memory has no name; ranks that have it mapped keep it, and the next rank makes
-a new one.
+Nothing that is received or in the memory is ever unpickled. If samples contain an object that can only be pickled, each
+rank has its own memory. The memory has no name: ranks that map it keep it, and the next rank creates a new one.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from .store.memory import MemoryTables
 from .store.store import Store, size_of
 from .trial import TrialResult, find_plan
 
-# Attributes that distinguish ranks. They may differ where the deterministic part does not read them.
+# Attributes that distinguish ranks. They may differ unless the deterministic part reads them.
 OF_RANK = frozenset({"rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "gpu"})
-DIGEST_S = 1.5  # for the digest of a dataset; a cache whose digest takes longer is not shared
+DIGEST_S = 1.5  # time limit for a dataset's digest; if it takes longer, the cache is not shared
 CONNECT_S = 1.0
-HEADER = struct.Struct("<q")  # bytes that follow
+HEADER = struct.Struct("<q")  # number of bytes that follow
 
 _sockets: list[socket.socket] = []
 
 
 def new_memories(samples: int, sites: int | None, budget: int, ranks: int) -> tuple[MemoryTables, ...]:
-    """Memory of an empty cache of several processes: of its store and, where ``sites`` calls of the code are kept, of
-    the table of calls. Raises OSError: there is no such memory here."""
+    """Creates memory for an empty cache shared by several processes: for its store and, if results of ``sites`` call
+    sites are cached, for the table of calls. Raises OSError if the system has no such memory."""
     table = None if sites is None else table_for(samples, sites)
     places = samples if table is None else table.slots
     memory = MemoryTables(size_of(places, budget), pickles=False)
@@ -57,7 +56,7 @@ def new_memories(samples: int, sites: int | None, budget: int, ranks: int) -> tu
 
 
 def _close_sockets() -> None:
-    """A forked child must not keep a connection, or the name of a socket that it does not answer."""
+    """Closes connections and sockets in a forked child, which does not serve them."""
     while _sockets:
         _sockets.pop().close()
 
@@ -73,9 +72,8 @@ def start_trial(
     sampler: Iterable[Index] = (),
     collate_fn: Callable[..., Batch] | None = None,
 ) -> Trial:
-    """Begins to look for the deterministic part of a dataset, or asks the rank of this node that does. The trial's
-    ``memories`` are the node's, once it has ended. The others: see ``find_plan``. Raises OSError: no process can
-    be started."""
+    """Starts a trial of a dataset, or waits for the rank of this node that runs it. When the trial has ended, its
+    ``memories`` are the node's. For other arguments see ``find_plan``. Raises OSError if no process can be started."""
 
     def find() -> TrialResult:
         return find_plan(dataset, limit_s, changing, indices, sampler, None if is_shared else collate_fn)
@@ -94,24 +92,24 @@ def start_trial(
 
 
 def _name(dataset: Any) -> tuple[str, set[str]]:
-    """The socket's name, the same in all ranks of a run that have the same dataset; and which attributes may differ."""
+    """The socket's name, the same in all ranks of a run with the same dataset; and the attributes that may differ."""
     run = [os.environ.get(k) for k in ("MASTER_ADDR", "MASTER_PORT")]
-    content, left_out = run_isolated(lambda: _content(dataset), DIGEST_S)  # it runs the user's code
+    content, left_out = run_isolated(lambda: _content(dataset), DIGEST_S)  # runs the user's code
     return "ranks-" + hashlib.sha256(repr((run, os.getcwd(), content)).encode()).hexdigest()[:32], left_out
 
 
 def _content(dataset: object, held: dict[str, object] | None = None) -> tuple[str, set[str]]:
-    """A digest of everything that samples may read, and of ``held``, the same in each rank that has the same; and the
-    attributes that it leaves out. Raises UsageError: something has no digest."""
+    """Digest of everything that samples may read, and of ``held``, comparable between ranks; and the attributes that it
+    excludes. Raises UsageError if something has no digest."""
     found = Inputs(dataset, held=held, ignored=OF_RANK, across_runs=True)
     if found.opaque:
         raise UsageError(next(iter(found.opaque.values())))
-    environment = {"environ", "getenv"} if found.entries.pop("os.environ", None) else set()  # each rank has its own
+    environment = {"environ", "getenv"} if found.entries.pop("os.environ", None) else set()  # differs by rank
     return "".join(found.keys()), found.left_out | environment
 
 
 def _globals(found: TrialResult, left_out: set[str]) -> str | None:
-    """A digest of the global variables that the deterministic part reads. None: what it reads may differ by rank."""
+    """Digest of the global variables that the deterministic part reads. None: what it reads may differ by rank."""
     plan = found.plan or found.memo
     if plan is None:
         return ""
@@ -120,7 +118,7 @@ def _globals(found: TrialResult, left_out: set[str]) -> str | None:
 
 
 class _Owner(Trial):
-    """The trial that others wait for. A thread sends them what it found, as long as this process lives."""
+    """The trial that others wait for. A thread sends them its result for as long as this process lives."""
 
     def __init__(
         self, find: Callable[[], TrialResult], limit_s: float, server: socket.socket, samples: int, left_out: set[str]
@@ -144,7 +142,7 @@ class _Owner(Trial):
         try:
             super().wait(self._limit_s + 1)
             answer = self._agree()
-        except Exception:  # the others look for themselves
+        except Exception:  # the others run their own trial
             self.memories = ()
         finally:
             self._answered.set()
@@ -155,8 +153,8 @@ class _Owner(Trial):
                 connection.sendall(answer)
 
     def _agree(self) -> bytes:
-        """Makes the memory. Returns what the others receive: the digest that they compare with theirs, why the trial
-        failed, and what it found."""
+        """Creates the memory. Returns what the others receive: the digest to compare with theirs, why the trial failed,
+        and its result."""
         try:
             found = self.result()
         except StokerError as e:
@@ -171,7 +169,7 @@ class _Owner(Trial):
 
 
 class _Member(Trial):
-    """Waits for another rank's trial. Makes its own where that rank has ended, or reads other global variables."""
+    """Waits for another rank's trial. Runs its own if that rank has ended or reads other global variables."""
 
     def __init__(
         self, find: Callable[[], TrialResult], limit_s: float, connection: socket.socket, left_out: set[str]
@@ -182,9 +180,7 @@ class _Member(Trial):
         self._connection: socket.socket | None = connection
         self._received = b""
         self._fds: list[int] = []
-        self._others: tuple[str, TrialResult | None] | None = (
-            None  # why the other rank's trial failed, and what it found
-        )
+        self._others: tuple[str, TrialResult | None] | None = None  # why the other rank's trial failed, and its result
 
     def wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -203,7 +199,7 @@ class _Member(Trial):
         return super().wait(max(0.0, until - time.monotonic()))
 
     def _receive(self, connection: socket.socket) -> bool:
-        """Receives more of the answer. Returns whether it is incomplete."""
+        """Receives more of the answer. Returns whether it is still incomplete."""
         data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
         self._received += data
         self._fds += fds
@@ -220,9 +216,9 @@ class _Member(Trial):
         return found or super().result()
 
     def _take(self) -> None:
-        """Uses the other rank's answer, or begins a trial."""
+        """Uses the other rank's answer, or starts a trial."""
         memories = tuple(MemoryTables.of(fd, pickles=False) for fd in self._fds)
-        with contextlib.suppress(Exception):  # it is empty: the other rank has no answer
+        with contextlib.suppress(Exception):  # empty: the other rank has no answer
             agreed, why, found = plain.loads(self._received[HEADER.size :])
             if agreed == "" or (agreed and agreed == _globals(found, self._left_out)):
                 self._others, self.memories, self._reader = (why, found), memories, -1

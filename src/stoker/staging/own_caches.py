@@ -1,11 +1,11 @@
-"""Caches that a dataset keeps itself: ``if i not in self.cache: self.cache[i] = load(i)``.
+"""Caches that a dataset maintains itself: ``if i not in self.cache: self.cache[i] = load(i)``.
 
-A worker that is made anew for each epoch begins with an empty one, so they bring nothing there; and yet each sample
-changes the dataset. The first part of a sample is made as in a new worker: with an empty cache, which is dropped. So
-nothing of the dataset changes, and samples are kept once.
+In workers that are recreated for each epoch they start empty, so they gain nothing; yet each sample modifies the
+dataset. The first part of a sample is therefore made as in a new worker: with an empty cache, which is then dropped. So
+the dataset does not change, and samples are stored only once.
 
-``TrialSamples`` decides what is such a cache. A sample that it holds must be read from it and not be put there again,
-as a count or a note would be; and samples must have the same bits whether it holds them or not.
+``TrialSamples`` decides which attributes are such caches. A sample in the cache must be read from it and not written
+again, as a counter or log would be. Samples must have the same bits whether or not they come from it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import NamedTuple, TypeAlias
 from ..core.types import Attributes, MapDataset
 from .callee import Value
 
-NESTED = 4  # wrappers around the dataset that has the cache
-LONGEST = 10_000  # items of a list of None in which samples are put
-Path: TypeAlias = tuple[str, ...]  # ("dataset", "cache"): the attribute ``cache`` of the dataset in a ``Subset``
+NESTED = 4  # nesting depth of wrappers around the dataset that has the cache
+LONGEST = 10_000  # items of a list of None that may serve as a cache
+Path: TypeAlias = tuple[str, ...]  # ("dataset", "cache") is the attribute ``cache`` of the dataset in a ``Subset``
 
 
 class OwnDict(dict[object, object]):
-    """Stands for a dictionary that is a cache, in a trial, and notes what is done with it."""
+    """Replaces a cache dictionary in a trial, and records reads and writes."""
 
     was_read = was_written = False
 
@@ -58,8 +58,8 @@ class OwnList(list[object]):
 
 
 def empty_ones(dataset: MapDataset) -> set[Path]:
-    """Attributes that may be such caches: dictionaries without items, and lists of None. What a script has put into
-    one must be used."""
+    """Attributes that may be such caches: empty dictionaries, and lists of None. Anything that the script has put in
+    must be used."""
     out: set[Path] = set()
     holder: object = dataset
     for depth in range(NESTED):
@@ -73,7 +73,7 @@ def empty_ones(dataset: MapDataset) -> set[Path]:
 
 @contextlib.contextmanager
 def watched(dataset: MapDataset, paths: list[Path]) -> Iterator[list[OwnDict | OwnList]]:
-    """Within it, those that note what is done with them stand in their place, with the same items."""
+    """Inside the ``with``, replaces the caches by recording ones with the same items."""
     held = [_holder(dataset, path) for path in paths]
     values = [holder[name] for holder, name in held]
     noting = [OwnDict(value) if isinstance(value, dict) else OwnList(value) for value in values]
@@ -87,18 +87,18 @@ def watched(dataset: MapDataset, paths: list[Path]) -> Iterator[list[OwnDict | O
 
 
 def replace(dataset: MapDataset, path: Path) -> None:
-    """Puts an empty one, which is known as a cache, in its place."""
+    """Replaces a cache by an empty one that is recognizable as a cache."""
     holder, name = _holder(dataset, path)
     value = holder[name]
     holder[name] = OwnDict() if isinstance(value, dict) else OwnList([None] * len(value))
 
 
 class _Entered(NamedTuple):
-    """A cache that is an empty one at the moment."""
+    """A cache currently replaced by an empty one."""
 
     holder: Attributes
-    value: object  # the cache itself
-    threads: list[int]  # that are within ``emptied``: they share the empty one
+    value: object  # the real cache
+    threads: list[int]  # threads inside ``emptied``, which share the empty one
 
 
 _entered: dict[tuple[int, str], _Entered] = {}  # by the holder's id and the attribute's name
@@ -106,7 +106,7 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """The other threads have stayed in the parent."""
+    """Restores the caches in a forked child: the other threads exist only in the parent."""
     global _lock
     _lock = threading.Lock()
     for (_, name), entered in _entered.items():
@@ -119,7 +119,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def emptied(dataset: MapDataset, paths: list[Path]) -> Iterator[None]:
-    """Within it the caches are empty ones, which are dropped at the end."""
+    """Inside the ``with``, replaces the caches by empty ones, which are then dropped."""
     thread = threading.get_ident()
     held = [_holder(dataset, path) for path in paths]
     with _lock if held else contextlib.nullcontext():
@@ -141,7 +141,7 @@ def emptied(dataset: MapDataset, paths: list[Path]) -> Iterator[None]:
 
 
 def values(dataset: MapDataset, paths: list[Path]) -> Attributes:
-    """The caches by their names, as they are when no thread is within ``emptied``."""
+    """The caches by name, as they are outside ``emptied``."""
     out = {}
     with _lock if paths else contextlib.nullcontext():
         for path in paths:
@@ -156,7 +156,7 @@ def _empty_like(value: object) -> object:
 
 
 def is_stored_in(target: ast.expr, scope: Mapping[str, object]) -> bool:
-    """Whether an assignment puts an item into such a cache. ``scope``: what names mean in the function."""
+    """Whether an assignment stores an item in such a cache. ``scope``: values of the names in the function."""
     whole = target.value if isinstance(target, ast.Subscript) else None
     if not isinstance(whole, ast.Attribute) or not isinstance(whole.value, ast.Name):
         return False

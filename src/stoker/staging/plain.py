@@ -1,6 +1,6 @@
-"""What a trial found, as JSON: what travels between ranks is never unpickled.
+"""A trial's result as JSON, because nothing that ranks exchange is ever unpickled.
 
-Of objects only the classes named here come back, made from their fields. Their fields are plain values: numbers, texts,
+Only objects of the classes named here are restored, from their fields. Fields are plain values: numbers, strings,
 bytes, and tuples, lists, sets and dicts of these.
 """
 
@@ -19,7 +19,7 @@ from .stages import Row
 from .trial import TrialResult
 from .value_digests import Entry
 
-Plain: TypeAlias = Any  # a plain value, or what stands for it in JSON
+Plain: TypeAlias = Any  # a plain value, or its JSON representation
 RECORDS = {
     c.__name__: c for c in (TrialResult, Plan, WholeNode, CutNode, SliceNode, Cut, MemoPlan, MemoNode, Row, Entry)
 }
@@ -28,17 +28,17 @@ BYTES, DICT, COUNTER = "bytes", "dict", "Counter"
 
 
 def dumps(value: Plain) -> bytes:
-    """A value as JSON. Raises TypeError: it is no plain value."""
+    """Serializes a value as JSON. Raises TypeError if it is not plain."""
     return json.dumps(_tree(value)).encode()
 
 
 def loads(data: bytes) -> Plain:
-    """The value that ``dumps`` wrote. Raises ValueError, LookupError or TypeError: it is none."""
+    """Inverse of ``dumps``. Raises ValueError, LookupError or TypeError for other data."""
     return _value(json.loads(data))
 
 
 def _tree(x: Plain) -> Plain:
-    """A text or number stands for itself; anything else is a list that begins with its class."""
+    """Strings and numbers represent themselves; anything else is a list that starts with its class."""
     cls: Plain = type(x)
     if x is None or cls in (bool, int, float, str):
         return x

@@ -1,14 +1,14 @@
-"""A plan: how a call is made in two parts, of which the first is deterministic and can be kept.
+"""A plan: how to make a call in two parts, of which the first is deterministic and can be cached.
 
-``head`` runs the first part and returns a *state*; ``tail`` takes a copy of it and runs the rest. Three kinds of nodes
-make a tree:
+``head`` runs the first part and returns a *state*; ``tail`` takes a copy of the state and runs the rest. Three kinds of
+nodes form a tree:
 
-    WholeNode     the call is deterministic: what it returns is kept
-    CutNode       a Python function is cut before a statement, or inside a call for which there is a node again
-    SliceNode     a container of transforms: the first ones are kept, the rest run every time
+        WholeNode     the call is deterministic: its result is cached
+        CutNode       a Python function is cut before a statement, or inside a call that has a node of its own
+        SliceNode     a container of transforms: the first ones are cached, the rest run every time
 
-A plan is plain data, so that the child process of a trial can send it. Each process compiles it when it first uses it,
-from the functions and containers that it meets then.
+A plan is plain data, so the child process of a trial can send it. Each process compiles it on first use, from the
+functions and containers that it then encounters.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from .cut_function import Cut, FunctionParts, cut
 from .own_caches import Path, emptied
 from .recompile import rebound
 
-PART, DONE = 0, 1  # the first item of a CutNode's state: there is a second part; the function returned before the cut
-INNER, KEYWORDS, SEVERAL, ONE = range(4)  # what a SliceNode's state is for the next one; numbers, all of one size
-PreparedState: TypeAlias = Any  # what ``head`` returns: tuples of what a sample is made of
+PART, DONE = 0, 1  # first item of a CutNode's state: there is a second part, or the function returned before the cut
+INNER, KEYWORDS, SEVERAL, ONE = range(4)  # how a SliceNode's state is passed to the next transform
+PreparedState: TypeAlias = Any  # result of ``head``: tuples of what a sample is made from
 
 
 class Unplanned(BaseException):
-    """A sample took another branch than those of the trial. The dataset's own code then makes it as a whole. Not an
-    ``Exception``: the user's ``except Exception`` must not catch it."""
+    """A sample took another branch than in the trial, so the dataset's own code must make it as a whole. Not an
+    ``Exception``, because the user's ``except Exception`` must not catch it."""
 
 
 def only_item(items: object) -> object:
-    """The item of a list of one: see ``unroll``."""
+    """The only item of a list; see ``unroll``."""
     if not isinstance(items, (list, tuple)) or len(items) != 1:
         raise Unplanned
     return items[0]
 
 
 def loop(items: object) -> Loop:
-    """A loop over transforms as a container: see ``unroll``."""
+    """A loop over transforms, as a container; see ``unroll``."""
     if not isinstance(items, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)) or not all(map(callable, items)):
         raise Unplanned
     return Loop(list(items))
@@ -54,27 +54,27 @@ def loop(items: object) -> Loop:
 
 @dataclass
 class WholeNode:
-    """The whole call is deterministic."""
+    """A call that is deterministic as a whole."""
 
     def head(self, call: Call) -> PreparedState:
-        """What the call returns."""
+        """Returns the result of the call."""
         return call.run()
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
-        """The same."""
+        """Returns the state: it is the result."""
         return state
 
 
 @dataclass
 class CutNode(Compiled[FunctionParts]):
-    """A function in two parts."""
+    """A function cut in two parts."""
 
     where: Cut  # the cut
-    # nodes for the call in which the cut continues, by ``key_of`` what is called there
+    # nodes for the call in which the cut continues, by ``key_of`` the callee
     inner: dict[str, PlanNode] = field(default_factory=dict)
 
     def parts(self, callee: Callee) -> FunctionParts:
-        """The two functions."""
+        """Returns the head and tail functions."""
 
         def rebind(known: FunctionParts) -> FunctionParts:
             head, tail, *_ = known
@@ -83,13 +83,13 @@ class CutNode(Compiled[FunctionParts]):
         return self.compile(callee, lambda: cut(callee.fn, callee.is_method, self.where), rebind)
 
     def head(self, call: Call) -> PreparedState:
-        """Runs what comes before the cut. Raises Unplanned: another branch than the one with the cut was taken."""
+        """Runs everything before the cut. Raises Unplanned if another branch than the one with the cut was taken."""
         callee = _python_function(call.function)
         parts = self.parts(callee)
         return parts.head(*callee.first, *call.args, _stoker=_CutHelper(self, parts), **call.kwargs)
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
-        """Runs the rest. ``repeated``: arguments of the call that the caller passes to the second part again."""
+        """Runs the rest. ``repeated``: arguments of the call that the caller passes again to the second part."""
         if state[0] == DONE:
             return state[1]
         callee = _python_function(called)
@@ -113,7 +113,7 @@ def _python_function(called: object) -> Callee:
 
 
 class _CutHelper:
-    """What the two parts of a function find as ``_stoker``."""
+    """The object that both parts of a function see as ``_stoker``."""
 
     __slots__ = ("_node", "_parts")
 
@@ -126,33 +126,33 @@ class _CutHelper:
         self._parts = parts
 
     def pack(self, variables: Attributes, inner: PreparedState) -> PreparedState:
-        """The state: the variables that the second part needs."""
+        """Builds the state from the variables that the second part needs."""
         stored = self._parts.stored
         missing = [name for name in stored if name not in variables]
         return (PART, inner, missing, *[variables.get(name) for name in stored])
 
     def done(self, value: object) -> PreparedState:
-        """The state of a function that returned before the cut."""
+        """Builds the state of a function that returned before the cut."""
         return DONE, value
 
     def unplanned(self) -> None:
-        """Another branch than the one with the cut was taken."""
+        """Reports that another branch than the one with the cut was taken."""
         raise Unplanned
 
     def head(self, called: Callable[..., Any], /, *args: object, **kwargs: object) -> PreparedState:
-        """The state of the call in which the cut continues."""
+        """Makes the state of the call in which the cut continues."""
         node = self._node.inner.get(key_of(called))
         if node is None:
             raise Unplanned
         return node.head(Call(called, args, kwargs))
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
-        """What that call returns."""
+        """Finishes that call and returns its result."""
         return self._node.inner[key_of(called)].tail(called, repeated, state)
 
 
 class Boxed:
-    """A state on its way through a container, which must not look into it."""
+    """Carries a state through a container, which must not look inside it."""
 
     def __init__(self, state: PreparedState) -> None:
         self.state = state
@@ -162,12 +162,12 @@ class Boxed:
 class SliceNode:
     """A container whose first transforms are deterministic."""
 
-    kept: int  # how many
-    names: list[str] = field(default_factory=list)  # of its transforms, for reports
-    inner: PlanNode | None = None  # the node of the next transform, if part of it is deterministic
+    kept: int  # number of cached transforms
+    names: list[str] = field(default_factory=list)  # names of its transforms, for reports
+    inner: PlanNode | None = None  # node of the next transform, if it is partly deterministic
 
     def head(self, call: Call) -> PreparedState:
-        """Runs the first transforms, with the container's own code."""
+        """Runs the first transforms with the container's own code."""
         attribute, items = self._items(call.function)
         first = items[: self.kept]
         if self.inner is not None:
@@ -183,7 +183,7 @@ class SliceNode:
         return PART, ONE if len(call.args) == 1 else SEVERAL, out
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
-        """Runs the others."""
+        """Runs the remaining transforms."""
         attribute, items = self._items(called)
         _, kind, value = state
         rest = items[self.kept :]
@@ -218,7 +218,7 @@ def nodes_in(root: PlanNode) -> Iterator[PlanNode]:
 
 
 def globals_now(names: Iterable[tuple[str, str]]) -> Attributes:
-    """The values of global variables, given as module and name; "CONFIG.size" is an attribute of one."""
+    """Values of global variables, given as module and name; "CONFIG.size" is an attribute of one."""
     return {
         f"{module}.{name}": functools.reduce(lambda x, part: getattr(x, part, None), name.split("."), found)
         for module, name in names
@@ -228,38 +228,38 @@ def globals_now(names: Iterable[tuple[str, str]]) -> Attributes:
 
 @dataclass
 class Plan:
-    """How samples of a dataset are made in two parts."""
+    """How to make the samples of a dataset in two parts."""
 
     root: PlanNode  # for ``dataset.__getitem__``
-    # paths of generators that a container draws from for itself (albumentations does), in both parts: what the first
-    # part draws is put back
+    # paths of generators that a container itself draws from in both parts, as albumentations does; the first part's
+    # draws are undone
     moves: list[str] = field(default_factory=list)
     reads: set[str] | None = None  # names of attributes and globals that the first part may read; None: any
-    # paths of attributes that loading a sample writes, and the first part does not read before that
+    # paths of attributes that loading a sample writes, and that the first part does not read before that
     scratch: set[str] = field(default_factory=set)
-    # attributes in which the dataset keeps samples itself: the first part is made with empty ones
+    # attributes in which the dataset itself caches samples: the first part runs with empty ones
     own_caches: list[Path] = field(default_factory=list)
-    # module and name of each global variable that it reads
+    # module and name of each global variable that the first part reads
     globals: list[tuple[str, str]] = field(default_factory=list)
     shown: str = ""  # file and line of the first statement that runs every time
     head_s: float = 0.0  # seconds that the first part of a sample takes
     tail_s: float = 0.0  # seconds that the second part takes
-    read_s: float = 0.0  # seconds to copy a kept state out of memory
-    nbytes: float = 0.0  # bytes that are kept of a sample
-    pickled: str = ""  # a class of which an object is pickled in it; "" where none is
+    read_s: float = 0.0  # seconds to copy a cached state out of memory
+    nbytes: float = 0.0  # bytes cached per sample
+    pickled: str = ""  # a class whose objects are pickled in it; "" if none
 
     @property
     def slices(self) -> bool:
-        """Whether it cuts a container of transforms, whose own code runs in both parts."""
+        """Whether the plan cuts a container of transforms, whose own code runs in both parts."""
         return any(isinstance(node, SliceNode) for node in nodes_in(self.root))
 
     @property
     def exact(self) -> bool:
-        """Whether what is kept is the sample."""
+        """Whether the cached state is the sample itself."""
         return isinstance(self.root, WholeNode)
 
     def head(self, dataset: MapDataset, index: Index) -> PreparedState:
-        """What is to be kept of a sample. Raises Unplanned: this sample is to be made as a whole."""
+        """Makes the part of a sample to be cached. Raises Unplanned if the sample must be made as a whole."""
         call = Call(dataset.__getitem__, (index,), {})
         if not self.own_caches:
             return self.root.head(call)
@@ -267,5 +267,5 @@ class Plan:
             return self.root.head(call)
 
     def tail(self, dataset: MapDataset, state: PreparedState) -> Sample:
-        """The sample, from a copy of what was kept."""
+        """Makes the sample from a copy of the cached part."""
         return self.root.tail(dataset.__getitem__, (), state)

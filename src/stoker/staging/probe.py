@@ -1,7 +1,7 @@
-"""Finds the first statement of a function, and the first call in it, that moves a random generator.
+"""Finds the first statement of a function, and the first call in it, that advances a random generator.
 
-A copy of the function runs once. It reports each statement, call and subscript to a ``Recorder``, which asks after each
-of them whether a generator was moved.
+An instrumented copy of the function runs once. It reports each statement, call and subscript to a ``Recorder``, which
+checks after each whether a generator has advanced.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .unroll import tree_for
 
 
 class Moved(NamedTuple):
-    """What moved a generator."""
+    """What advanced a generator."""
 
     position: Position  # the statement
-    call: int | None  # the number of the call in it, in order of evaluation; None: not by a call that is reported
+    call: int | None  # number of the call in it, in order of evaluation; None: not a reported call
 
 
 class Reached(BaseException):
-    """The call that was looked for is about to be made."""
+    """The requested call is about to be made."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()
@@ -40,15 +40,15 @@ class Reached(BaseException):
 
 
 class Recorder:
-    """What a probed function reports to. ``stop_at``: a call, by position and number, that is not made: ``Reached``
-    is raised with its arguments."""
+    """Receives the reports of a probed function. ``stop_at``: position and number of a call at which to stop: instead
+    of making it, raises ``Reached`` with its arguments."""
 
     def __init__(self, has_moved: Callable[[], bool], stop_at: Moved | None = None) -> None:
-        self.first: Moved | None = None  # the first thing that moved a generator; None while nothing has
+        self.first: Moved | None = None  # what first advanced a generator; None so far
         self.plain: set[tuple[int, int]] = set()  # line and column of subscripts of lists, dicts and arrays
-        self.contexts: set[Position] = set()  # ``with`` statements whose context is more than a resource to be closed
-        self.elapsed = 0.0  # seconds until a generator moved, without the time that asking took
-        self._has_moved = has_moved  # whether a generator was moved since the function was called
+        self.contexts: set[Position] = set()  # ``with`` statements whose context is more than a resource to close
+        self.elapsed = 0.0  # seconds until a generator advanced, without the time for checking
+        self._has_moved = has_moved  # whether a generator has advanced since the function was called
         self._stop_at = stop_at
         self._last: Position = (0,)
         self._asking_s = 0.0
@@ -58,12 +58,12 @@ class Recorder:
     loop = staticmethod(loop)
 
     def at(self, position: Position) -> None:
-        """The statement at a position is next."""
+        """Reports that the statement at a position is next."""
         self.settle()
         self._last = position
 
     def settle(self) -> None:
-        """Whatever moved since the last report was moved by the last statement."""
+        """Attributes any draw since the last report to the last statement."""
         self._ask(Moved(self._last, None))
 
     def _ask(self, by: Moved) -> None:
@@ -76,7 +76,7 @@ class Recorder:
         self._asking_s += time.perf_counter() - began
 
     def context(self, position: Position, value: object) -> object:
-        """A ``with`` statement enters a value."""
+        """Reports the value that a ``with`` statement enters."""
         if not hasattr(value, "close"):
             self.contexts.add(position)
         return value
@@ -84,7 +84,7 @@ class Recorder:
     def call(
         self, position: Position, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object
     ) -> object:
-        """A call inside the statement at a position."""
+        """Makes and reports a call inside the statement at a position."""
         if self._stop_at == (position, number):
             raise Reached(Call(called, args, kwargs))
         self.settle()
@@ -93,7 +93,7 @@ class Recorder:
         return out
 
     def item(self, position: Position, number: int, place: tuple[int, int], value: Any, index: object) -> object:
-        """A subscript: reported as a call of ``__getitem__`` where that is a Python function."""
+        """Reports a subscript, as a call of ``__getitem__`` if that is a Python function."""
         is_plain = isinstance(value, (list, tuple, dict, np.ndarray, torch.Tensor))
         if is_plain and not isinstance(value, (OwnDict, OwnList)):  # those are empty when the second part runs
             self.plain.add(place)
@@ -102,9 +102,9 @@ class Recorder:
 
 
 def probed(fn: types.FunctionType, is_method: bool, unrolled: bool = False) -> types.FunctionType:
-    """A copy that reports to the ``Recorder`` that it is given as ``_stoker``: ``at(position)`` before each
-    statement, ``call`` and ``item`` in place of calls and subscripts, ``context`` around what a ``with`` enters.
-    Raises NoSource: see ``tree_of``; a generator or coroutine."""
+    """Returns a copy that reports to the ``Recorder`` passed as ``_stoker``: ``at(position)`` before each statement,
+    ``call`` and ``item`` instead of calls and subscripts, ``context`` around what a ``with`` enters. Raises NoSource
+    for a generator or coroutine, and as ``tree_of`` does."""
     function = tree_for(fn, unrolled)
     tree = function.tree
     if is_generator(tree):

@@ -1,10 +1,11 @@
-"""Finds the calls of a dataset that can be answered from memory (see ``memoize``). It runs where ``trial`` runs.
+"""Finds calls of a dataset that can be answered from memory (see ``memoize``). Runs inside a ``trial``.
 
-1. Samples are made with every call reported: how long it took, and whether it moved a generator (``Survey``).
-2. The outermost calls that did not, and that took long enough, are selected.
-3. Each selected call is made twice, under other random states, and must give the same bits (``Checker``). One that
-   does not is struck out, and the selection is made anew.
-4. With calls answered from memory, samples must have the bits, and leave the random states, that they have without.
+1. Make samples with every call reported: its duration, and whether it advanced a generator (``Survey``).
+2. Select the outermost calls that did not, and that took long enough.
+3. Make each selected call twice, under different random states; it must give the same bits (``Checker``). If not,
+strike
+   it out and select again.
+4. With calls answered from memory, samples must have the same bits and leave the same random states as without.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from .source import NoSource
 from .stages import cut_of
 from .surveyed_function import SurveyedFunction, may_be_cut
 
-WORTH_S = 100e-6  # a call that is kept takes at least so long
-WORTH_SHARE = 0.02  # and, all times that a sample makes it, such a part of a sample
+WORTH_S = 100e-6  # minimum duration of a cached call
+WORTH_SHARE = 0.02  # and minimum share of a sample's time, over all its occurrences in the sample
 OFTEN = 32  # calls, after which one is made alone; if it takes under ``WORTH_S``, no more are surveyed
-VISITS = 3000  # calls that one survey looks at; then the rest of the code runs as it is
-DEPTH = 8  # a mosaic calls load_image in a container of containers
-CHECKS = 3  # times that samples are made to see each selected call
-ROUNDS = 6  # selections that are verified
-PAYS = 0.8  # of a sample's time is left at most, or nothing is kept
-SEED = 20  # of the first sample of a survey
+VISITS = 3000  # calls that one survey inspects; after that, code runs unchanged
+DEPTH = 8  # of nested calls: a mosaic calls load_image in a container of containers
+CHECKS = 3  # passes over the samples to encounter each selected call
+ROUNDS = 6  # maximum number of selections to verify
+PAYS = 0.8  # a sample must take at most this share of its time, or nothing is cached
+SEED = 20  # for the first sample of a survey
 CHECK_SEED, COMPARE_SEED = 40, 60
 
 
@@ -50,18 +51,18 @@ class MemoPlan:
     """Calls that are answered from memory."""
 
     root: MemoNode  # of ``dataset.__getitem__``
-    reads: set[str] | None = None  # names of attributes and globals that the kept calls may read; None: any
+    reads: set[str] | None = None  # names of attributes and globals that the cached calls may read; None: any
     # module and name of each global variable that they read
     globals: list[tuple[str, str]] = field(default_factory=list)
-    served_s: float = 0.0  # seconds of a sample when all calls are answered
-    nbytes: float = 0.0  # bytes that are kept of a call
-    pickled: str = ""  # a class of which an object is pickled in it; "" where none is
-    sites: int = 0  # how many calls of the code are kept
+    served_s: float = 0.0  # seconds per sample if all calls are answered
+    nbytes: float = 0.0  # bytes cached per call
+    pickled: str = ""  # a class whose objects are pickled in it; "" if none
+    sites: int = 0  # number of call sites that are cached
 
 
 class Survey:
-    """Looks for calls that can be kept. ``changing``: attributes that the script changes in each epoch: the calls
-    must not read them."""
+    """Looks for calls that can be cached. ``changing``: attributes that the script changes in each epoch, which the
+    calls must not read."""
 
     def __init__(self, samples: TrialSamples, changing: Collection[str] = ()) -> None:
         self.samples = samples
@@ -69,14 +70,14 @@ class Survey:
         self.reasons: list[str] = []
         self._names = names_of(samples.dataset)
         self._visits = 0
-        self._asking_s = 0.0  # seconds that went into rewriting functions and comparing states, and not into calls
-        self._least_s = 0.0  # of a sample
-        self._plain_s = 0.0  # the same, of those that are compared
-        self._samples = 1  # that were surveyed
+        self._asking_s = 0.0  # seconds spent on rewriting functions and comparing states rather than on calls
+        self._least_s = 0.0  # minimum seconds per sample for a cached call
+        self._plain_s = 0.0  # mean seconds of the compared samples, made without a cache
+        self._samples = 1  # number of surveyed samples
         self._methods: set[str] = set()
 
     def run(self) -> MemoPlan | None:
-        """Calls to be kept, verified; None where none pays."""
+        """Returns a verified selection of calls to cache; None if none pays off."""
         samples = self.samples
         indices = samples.some()
         callee = callee_of(samples.call(indices[0]).function)
@@ -117,8 +118,8 @@ class Survey:
         return copied(*first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
     def visit(self, function: SurveyedFunction, number: int, run: Thunk, values: Values | None) -> Value:
-        """A call is made: what it costs, and whether it could be kept. One that is made often and takes no time, as in
-        a loop over the letters of a text, is surveyed no more."""
+        """Makes and surveys a call: its cost, and whether it can be cached. Frequent calls that take no time, as in a
+        loop over the letters of a text, are no longer surveyed."""
         if number in function.cheap:
             return run()
         self._visits += 1
@@ -133,14 +134,14 @@ class Survey:
         return out
 
     def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
-        """The call itself, its arguments being evaluated."""
+        """Surveys the call itself, after its arguments were evaluated."""
         if number in function.cheap:
             return call.run()
         has_key = call_key(call, self._names) is not None
         if not has_key and number not in function.calls and may_be_cut(call):
             function.calls[number] = call.with_copied_arguments(self.samples.dataset)
         spent = function.seconds.setdefault(number, [])
-        is_alone = len(spent) % OFTEN == OFTEN - 1  # its own calls are not surveyed, which takes time
+        is_alone = len(spent) % OFTEN == OFTEN - 1  # without surveying its own calls, which takes time
         run = call.run if is_alone else functools.partial(self._run, function, number, call, depth)
         out, moved = self._timed(spent, run)
         if is_alone and spent[-1] < WORTH_S:
@@ -152,7 +153,7 @@ class Survey:
         return out
 
     def _timed(self, seconds: list[float], run: Thunk) -> tuple[Value, bool]:
-        """What a call returns, and whether it moved a generator. To ask for that does not count as a call's time."""
+        """Returns a call's result and whether it advanced a generator. Checking is not counted as the call's time."""
         began = time.perf_counter()
         before = self.samples.states()
         self._asking_s += time.perf_counter() - began
@@ -165,14 +166,14 @@ class Survey:
         return out, moved
 
     def _run(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
-        """Makes a call. If it is one of a Python function, the calls in there are surveyed, too."""
+        """Makes a call. If it runs a Python function, the calls inside are surveyed too."""
         began = time.perf_counter()
         inner = self._inner(function, number, call) if depth > 1 and self._visits <= VISITS else None
         self._asking_s += time.perf_counter() - began
         return call.run() if inner is None else self._run_surveyed(inner, call, depth - 1)
 
     def _inner(self, function: SurveyedFunction, number: int, call: Call) -> SurveyedFunction | None:
-        """The Python function of a call, whose own calls are surveyed; None where it is of a library, say."""
+        """The Python function of a call, to be surveyed; None if there is none, or it belongs to a library."""
         callee = callee_of(call.function)
         if callee is None or is_closed(callee.fn, libraries()):
             return None
@@ -187,7 +188,7 @@ class Survey:
     # -- choosing
 
     def _select(self, function: SurveyedFunction) -> MemoNode | None:
-        """The outermost calls that can be kept and take long enough; None where there are none."""
+        """Selects the outermost calls that can be cached and take long enough; None if there are none."""
         node = MemoNode()
         sites = function.sites
         by_args = self._slow(function.seconds) - function.struck - function.not_by_args
@@ -213,7 +214,7 @@ class Survey:
         return node if kept or node.entered else None
 
     def _prefixes(self, function: SurveyedFunction) -> set[int]:
-        """Calls that draw and have a first part that can be kept."""
+        """Calls that draw but have a first part that can be cached."""
         out = set()
         for n, call in function.calls.items():
             if n not in function.draws_itself or n in function.struck or function.arguments_draw(n):
@@ -227,7 +228,7 @@ class Survey:
         return out
 
     def _prefix(self, call: Call) -> PlanNode | None:
-        """How a call is made in two parts; None where the first one takes no time, or there is none."""
+        """Finds how to make a call in two parts; None if that fails, or the first part takes no time."""
         found = PlanSearch(self.samples).prefix(call.with_copied_arguments(self.samples.dataset))
         if found is None:
             return None
@@ -240,13 +241,13 @@ class Survey:
         return found if time.perf_counter() - began > max(WORTH_S, self._least_s) else None
 
     def _slow(self, seconds: dict[int, list[float]]) -> set[int]:
-        """Numbers of calls that take long enough to be kept."""
+        """Numbers of calls that take long enough to be cached."""
         typical = {n: _typical(spent) for n, spent in seconds.items()}
         least_s = self._least_s * self._samples
         return {n for n, s in typical.items() if s > WORTH_S and s * len(seconds[n]) > least_s}
 
     def _select_in_other_branches(self, node: MemoNode, function: SurveyedFunction) -> None:
-        """Calls of the same methods in branches that no sample took are kept, too."""
+        """Also selects calls of the same methods in branches that no sample took."""
         kept = node.by_values | node.by_args | set(node.prefixes)
         for n, site in function.sites.items():
             if site.function in self._methods and not site.around & kept:
@@ -258,8 +259,8 @@ class Survey:
     # -- verifying
 
     def _check(self, plan: MemoPlan, indices: list[int], seed: int, seen: SeenKeys) -> bool:
-        """Whether each selected call is pure. One that is not is struck out, for the next selection. ``seed``: another
-        one each time, for the dataset may hold what it has loaded for others."""
+        """Whether each selected call is pure; strikes out others for the next selection. ``seed``: different each time,
+        because the dataset may cache what it loaded for others."""
         samples = self.samples
         checker = Checker(samples, self.changing, self.strike, seen)
         for k, i in enumerate(indices * CHECKS):
@@ -276,7 +277,7 @@ class Survey:
         if checker.struck:
             return False
         unchecked = self._unchecked(plan.root, self._root, _checked(plan.root, self._root))
-        for function, number in unchecked:  # what it reads is not known
+        for function, number in unchecked:  # it is unknown what these read
             function.struck.add(number)
         if unchecked:
             return False
@@ -290,7 +291,7 @@ class Survey:
     def _unchecked(
         self, node: MemoNode, function: SurveyedFunction, checked: Collection[str]
     ) -> list[tuple[SurveyedFunction, int]]:
-        """Selected calls that no check has made. ``checked``: functions that were checked, in this place or another."""
+        """Selected calls that no check has made. ``checked``: functions that were checked, here or elsewhere."""
         selected = (node.by_values | node.by_args | set(node.prefixes)) - node.asked
         out = [(function, n) for n in selected if n not in node.by_args or function.sites[n].function not in checked]
         for key, inner in node.entered.items():
@@ -298,14 +299,14 @@ class Survey:
         return out
 
     def _compare(self, plan: MemoPlan, indices: list[int], seen: SeenKeys) -> bool:
-        """Whether samples with calls from memory are those without, the first time and when all calls are answered; and
-        whether those calls come again in other epochs."""
+        """Whether samples with calls from memory equal those without, both at first and when all calls are answered;
+        and whether those calls recur in other epochs."""
         samples = self.samples
         replay = Replay(samples, seen)
         shortest = [(float("inf"), float("inf"))] * len(indices)  # seconds of a sample, and with calls from memory
         for times_before in range(3):
             if times_before > 1 and self._pays(plan, shortest):
-                break  # else the machine may have had other work
+                break  # otherwise the machine may have been busy
             for k, i in enumerate(indices):
                 samples.seed(COMPARE_SEED + k)
                 began = time.perf_counter()
@@ -330,12 +331,12 @@ class Survey:
         return not drawn
 
     def _pays(self, plan: MemoPlan, shortest: list[tuple[float, float]]) -> bool:
-        """Whether it takes less time with calls from memory; notes both times."""
+        """Whether calls from memory save enough time; records both times."""
         self._plain_s, plan.served_s = (sum(seconds) / len(shortest) for seconds in zip(*shortest, strict=True))
         return plan.served_s < PAYS * self._plain_s
 
     def strike(self, key: MemoKey, why: str) -> None:
-        """Calls with such a key must not be kept."""
+        """Excludes calls with such a key from caching."""
         for function in self._root.all():
             code = function.callee.fn.__code__
             if isinstance(key, SiteKey):
@@ -348,18 +349,18 @@ class Survey:
 
 
 def _typical(spent: list[float]) -> float:
-    """One of the shorter times of a call: what else the machine does only adds to them."""
+    """A lower quartile of a call's times: other load on the machine only adds to them."""
     return sorted(spent)[len(spent) // 4]
 
 
 def _checked(node: MemoNode, function: SurveyedFunction) -> set[str]:
-    """The functions of calls that were made in a check and are known by their arguments, as the source names them."""
+    """Functions, as named in the source, whose calls were made in a check and are identified by arguments."""
     found = {function.sites[n].function for n in node.asked & node.by_args}
     return found.union(*(_checked(inner, function.inner[key]) for key, inner in node.entered.items()))
 
 
 def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str], set[tuple[str, str]]]:
-    """What the source of kept calls reads before they are made: names, and the global variables among them."""
+    """What the source reads before cached calls are made: names, and the global variables among them."""
     texts = [function.sites[n].function for n, _ in node.entered]
     for n in node.by_values | node.by_args | set(node.prefixes):
         texts.append(function.sites[n].text)
@@ -373,7 +374,7 @@ def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str
 
 
 def _entered(node: MemoNode, function: SurveyedFunction) -> list[types.FunctionType]:
-    """Functions of which calls are kept, and not the whole."""
+    """Functions in which calls are cached, but not the whole function."""
     out = []
     for key, inner in node.entered.items():
         out += [function.inner[key].callee.fn, *_entered(inner, function.inner[key])]
@@ -381,7 +382,7 @@ def _entered(node: MemoNode, function: SurveyedFunction) -> list[types.FunctionT
 
 
 def _shown(function: SurveyedFunction, number: int, node: MemoNode) -> str:
-    """What is kept of a call, for reports."""
+    """Describes what is cached of a call, for reports."""
     text = function.sites[number].text
     for found in node.prefixes.get(number, {}).values():
         first = f"{found.kept} of {len(found.names)} transforms" if isinstance(found, SliceNode) else ""
@@ -390,7 +391,7 @@ def _shown(function: SurveyedFunction, number: int, node: MemoNode) -> str:
 
 
 class _Visitor:
-    """What a surveyed function finds as ``_stoker``."""
+    """The object that a surveyed function sees as ``_stoker``."""
 
     def __init__(self, survey: Survey, function: SurveyedFunction, depth: int) -> None:
         self._survey = survey

@@ -1,5 +1,5 @@
-"""Functions from changed syntax trees, with the globals, closure, file, names and line numbers of the original. So
-tracebacks, warnings and breakpoints point to the user's source."""
+"""Compiles functions from changed syntax trees, with the globals, closure, file, names and line numbers of the
+original, so that tracebacks, warnings and breakpoints point to the user's source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.garbage import no_collection
 from .branches import SCOPE, compile_with_marks
 from .source import Function, lambda_of
 
-HELPER = "_stoker"  # the name under which rewritten code finds the object that it reports to
+HELPER = "_stoker"  # name under which rewritten code finds the object that it reports to
 
 
 def helper_call(method: str, *args: ast.expr) -> ast.Call:
@@ -31,8 +31,9 @@ def constant(value: Any) -> ast.expr:
 def compiled_like(
     fn: types.FunctionType, function: Function, trees: list[tuple[ast.FunctionDef, bool]]
 ) -> list[types.FunctionType]:
-    """Functions from trees, with the globals, closure, file and names of the original. ``trees``: new definitions;
-    with True one keeps the parameters and defaults, and takes ``_stoker`` besides."""
+    """Compiles functions from trees, with the globals, closure, file and names of the original. ``trees``: pairs of a
+    definition and a flag; if True, the function keeps its parameters and defaults and additionally takes
+    ``_stoker``."""
     bodies: list[ast.stmt] = []
     for tree, keeps in trees:
         tree.decorator_list, tree.returns = [], None
@@ -47,7 +48,7 @@ def compiled_like(
     if function.owner:
         bodies = [ast.ClassDef(function.owner, [], [], bodies, [])]
     outside = function.owner or function.tree.name
-    if outside not in free:  # methods that mention their class, and functions themselves, mean the global name
+    if outside not in free:  # methods that mention their class, and recursive functions, refer to the global name
         bodies.insert(0, ast.Global([outside]))
     outer = ast.FunctionDef(
         SCOPE,
@@ -71,7 +72,7 @@ def compiled_like(
 
 
 def marked_lambda(code: types.CodeType) -> types.CodeType:
-    """A lambda's code with marks (see ``branches``). Raises NoSource: the lambda is not found in its file."""
+    """Instruments a lambda's code (see ``branches``). Raises NoSource if the lambda is not found in its file."""
     names = [ast.arg(name) for name in code.co_freevars]
     around = ast.arguments(posonlyargs=[], args=names, kwonlyargs=[], kw_defaults=[], defaults=[])
     outer = ast.FunctionDef(SCOPE, around, [ast.Return(copy.deepcopy(lambda_of(code)))], [])
@@ -83,8 +84,8 @@ def marked_lambda(code: types.CodeType) -> types.CodeType:
 
 
 def rebound(made: types.FunctionType, fn: types.FunctionType, keeps: bool) -> types.FunctionType:
-    """A function made by ``compiled_like``, for another function of the same code: with its closure and globals.
-    ``keeps``: it has the parameters and defaults of the original."""
+    """Adapts a function made by ``compiled_like`` to another function of the same code: its closure and globals.
+    ``keeps``: the function has the original's parameters and defaults."""
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in made.__code__.co_freevars)
     new = types.FunctionType(made.__code__, fn.__globals__, fn.__name__, fn.__defaults__ if keeps else None, closure)
@@ -94,7 +95,7 @@ def rebound(made: types.FunctionType, fn: types.FunctionType, keeps: bool) -> ty
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Functions of the scope, and of the class in it; not those inside them."""
+    """Functions defined directly in the scope, or in its class."""
     for scope in (c for c in code.co_consts if isinstance(c, types.CodeType)):
         inside = [c for c in scope.co_consts if isinstance(c, types.CodeType)]
         for c in inside:
@@ -104,5 +105,5 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
                 yield from (d for d in c.co_consts if isinstance(d, types.CodeType))
 
 
-_OPTIMIZED = 0x1  # a function's code, and not a class body's (inspect.CO_OPTIMIZED)
+_OPTIMIZED = 0x1  # marks a function's code, as opposed to a class body's (inspect.CO_OPTIMIZED)
 _FUTURE = 0x1000000  # from __future__ import annotations (__future__.annotations.compiler_flag)

@@ -1,7 +1,7 @@
-"""Rewrites the calls of a function: each is reported, or some are answered from memory.
+"""Rewrites the calls of a function: either each is reported, or some are answered from memory.
 
-Unlike a cut, this reaches calls in loops, comprehensions and branches. A *site* is a call, or a subscript (a call of
-``__getitem__``), known by its number among all sites of the function in the order of the syntax tree.
+Unlike a cut, this covers calls in loops, comprehensions and branches. A *site* is a call or a subscript (a call of
+``__getitem__``), identified by its number among all sites of the function, in the order of the syntax tree.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from .syntax import COMPREHENSIONS, FRAME_READERS, first_param, is_generator, is
 
 SCOPES = (ast.Lambda, *COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame
-# What ``memoised`` makes of a call. KEEP: ``_stoker.keep(number, lambda: call, values)``, with the local variables that
-# it mentions. KEEP_CALL: ``_stoker.keep_call(number, f, ...)``. ENTER: ``_stoker.enter(number, f, ...)``, for that
-# function is rewritten itself. KEEP_PREFIX: ``_stoker.keep_prefix(number, f, lambda: (args, kwargs), values)``.
+# What ``memoised`` turns a call into. KEEP: ``_stoker.keep(number, lambda: call, values)``, with the local variables
+# that it mentions. KEEP_CALL: ``_stoker.keep_call(number, f, ...)``. ENTER: ``_stoker.enter(number, f, ...)``, if the
+# called function is itself rewritten. KEEP_PREFIX: ``_stoker.keep_prefix(number, f, lambda: (args, kwargs), values)``.
 KEEP, KEEP_CALL, KEEP_PREFIX, ENTER = "keep", "keep_call", "keep_prefix", "enter"
 
 
 class Site(NamedTuple):
-    """A call, or a subscript, in the source of a function."""
+    """A call or subscript in the source of a function."""
 
-    around: set[int]  # numbers of the sites in whose arguments it stands
+    around: set[int]  # numbers of the enclosing sites
     text: str  # its source
-    function: str  # the source of what is called: "self.load"; "self.rows.__getitem__" for a subscript
-    line: int  # where it stands
-    # local variables that it reads, without ``self``; None where it binds variables of its own
+    function: str  # source of the callee: "self.load"; "self.rows.__getitem__" for a subscript
+    line: int  # its line
+    # local variables that it reads, without ``self``; None if it binds variables of its own
     mentioned: list[str] | None
 
 
 def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
-    """A copy in which each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and each
-    subscript ``_stoker.item(number, x, index, values)``. ``values`` returns those of the local variables that it
-    mentions, without ``self``; None if it has variables of its own. A call that must run in the function's frame is
-    not visited. Raises NoSource: there is no source, or it is a generator or coroutine."""
+    """Returns a copy in which each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and
+    each subscript ``_stoker.item(number, x, index, values)``. ``values`` returns the values of the local variables that
+    the site mentions, without ``self``; it is None if the site has variables of its own. A call that must run in the
+    function's frame is not visited. Raises NoSource for a function without source, a generator or a coroutine."""
     return _rewritten(fn, is_method, None)
 
 
 def memoised(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str]) -> types.FunctionType:
-    """A copy in which some sites are replaced, by number. Raises NoSource: as ``surveyed``."""
+    """Returns a copy in which some sites, given by number, are replaced. Raises NoSource as ``surveyed`` does."""
     return _rewritten(fn, is_method, methods)
 
 
@@ -69,7 +69,7 @@ def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
 
 
 def _numbers(tree: ast.AST) -> dict[int, int]:
-    """The numbers of sites, by the ids of their nodes."""
+    """Numbers of sites, by the ids of their nodes."""
     nodes = (x for x in ast.walk(tree) if isinstance(x, ast.Call) or is_item(x))
     return {id(x): n for n, x in enumerate(nodes)}
 
@@ -79,14 +79,14 @@ def _reads_frame(x: ast.AST) -> bool:
 
 
 def _variables(fn: types.FunctionType, tree: ast.FunctionDef, is_method: bool) -> set[str]:
-    """All variables of a function, and of comprehensions and lambdas inside it, without ``self``."""
+    """All variables of a function and of its comprehensions and lambdas, without ``self``."""
     found = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
     found |= {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)} | set(fn.__code__.co_freevars)
     return found - {first_param(tree, is_method), "__class__"}
 
 
 def _mentioned(node: ast.AST, variables: set[str]) -> list[str] | None:
-    """Local variables that a site reads; None where it binds variables of its own."""
+    """Local variables that a site reads; None if it binds variables of its own."""
     if any(isinstance(x, SCOPES) for x in ast.walk(node)):
         return None
     return sorted({x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in variables})
@@ -107,9 +107,9 @@ class _Rewriter(ast.NodeTransformer):
     """Replaces sites."""
 
     def __init__(self, numbers: dict[int, int], variables: set[str], methods: Mapping[int, str] | None) -> None:
-        self._numbers = numbers  # of the sites, by id
+        self._numbers = numbers  # of the sites, by node id
         self._variables = variables
-        self._methods = methods  # see ``KEEP``; None: all are reported
+        self._methods = methods  # see ``KEEP``; None: report all sites
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return self._site(node)
@@ -151,7 +151,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(made, node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node  # its calls are its own
+        return node  # a nested function's calls are its own
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
         return node
@@ -169,7 +169,7 @@ def _thunk(body: ast.expr) -> ast.Lambda:
 
 
 def _helped(method: str, number: int, node: ast.Call | ast.Subscript) -> ast.Call:
-    """``_stoker.method(number, f, ...)`` for a call, or a subscript, of f."""
+    """``_stoker.method(number, f, ...)`` for a call or subscript."""
     if isinstance(node, ast.Subscript):
         return helper_call(method, constant(number), _function_of(node), node.slice)
     out = helper_call(method, constant(number), node.func, *node.args)

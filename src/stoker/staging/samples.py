@@ -1,4 +1,4 @@
-"""Samples of a dataset, made under random states that the trial sets."""
+"""Samples that a trial makes under random states of its choice."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .store.encode import CacheError
 from .users_code import names_in
 from .value_digests import Entry, readable
 
-# What differs between processes, or threads.
+# Names that differ between processes or threads.
 OF_PROCESS = frozenset(
     {"getpid", "getppid", "current_process", "signal", "local", "get_ident", "get_native_id", "current_thread"}
 )
-SAMPLES = 3  # whose parts are compared with the whole
-ATTEMPTS = 12  # samples that are tried until so many could be loaded
+SAMPLES = 3  # samples whose parts are compared with the whole
+ATTEMPTS = 12  # samples tried until one can be loaded
 OUTPUT = {
     "print",
     "log",
@@ -54,78 +54,78 @@ OUTPUT = {
     "dump",
     "save",
 }
-# Names of what draws that do not say "rand".
+# Names of drawing functions that do not contain "rand".
 DRAWS = frozenset(("choice", "choices", "sample", "shuffle", "permutation", "uniform", "uniform_", "normal", "normal_"))
 DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", "poisson"))
-SEED = 1000  # of the samples that are made as a whole
+SEED = 1000  # for samples made as a whole
 
 
 class Whole(NamedTuple):
-    """A sample as the dataset makes it."""
+    """A sample as made by the dataset itself."""
 
     value: Sample  # the sample
-    states: object  # of all generators afterwards
+    states: object  # of all generators after that
 
 
 def positions(n: int) -> list[int]:
-    """Where in a dataset of ``n`` samples a trial looks."""
+    """Indices at which a trial looks into a dataset of ``n`` samples."""
     spread = [n * k // (ATTEMPTS + 1) for k in range(1, ATTEMPTS)]
     wanted = [0, n - 1, n // 2, *spread, *range(min(n, ATTEMPTS))]
     return [i for i in dict.fromkeys(wanted) if 0 <= i < n]
 
 
 class TrialSamples:
-    """A few samples of a dataset. ``indices``: theirs; none: some are chosen. ``sampler``: of the loader, which gives
-    others where these are not what the dataset wants."""
+    """A few samples of a dataset. ``indices``: which; chosen here if empty. ``sampler``: the loader's, which supplies
+    others if the dataset rejects these."""
 
     def __init__(self, dataset: MapDataset, indices: Sequence[Index] = (), sampler: Iterable[Index] = ()) -> None:
         self.dataset = dataset
-        self.generators = find_generators(dataset)  # all that can be reached from it, each with a path
-        # it is asked for lists of indices (batch_size=None, sampler=BatchSampler(...)), or for what is no number: a
-        # window of a picture, an index with a size
+        self.generators = find_generators(dataset)  # all generators reachable from it, each with a path
+        # the dataset takes lists of indices (batch_size=None, sampler=BatchSampler(...)), or indices that are not
+        # numbers, such as a window of a picture
         self.by_batch = False
         self._sampler = sampler
-        self.loaded: list[Index] = []  # indices of samples that were loaded
-        # attributes of the dataset that loading a sample changes, each time or for each sample once
+        self.loaded: list[Index] = []  # indices of loaded samples
+        # attributes of the dataset that loading a sample changes, every time or once per sample
         self.changes: list[str] = []
-        # the same, and what is set where there was None: a list that the dataset keeps its samples in; and data that
-        # the first sample changes
+        # the same, plus values set where there was None, such as a list in which the dataset caches samples; and data
+        # changed by the first sample
         self.filled: list[str] = []
-        self.opened: PartsByPath = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
-        self.made: dict[str, Entry] = {}  # what loading the first sample makes. See ``Inputs.opened``.
-        self.opens: list[str] = []  # of these, paths of files, databases, and objects whose state cannot be read
+        self.opened: PartsByPath = {}  # attributes created by loading the first sample. See ``Fingerprint.opened``.
+        self.made: dict[str, Entry] = {}  # what loading the first sample creates. See ``Inputs.opened``.
+        self.opens: list[str] = []  # paths among these of files, databases, and objects with unreadable state
         self.settled: PartsByPath = {}  # data of the dataset that loading the first sample changes
-        self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset keeps what it loaded
-        self.draws = False  # loading a sample moved a generator
-        self.sample_s = float("inf")  # seconds that a sample takes, the shortest of all
-        self.collate_s = float("inf")  # that collating takes for each; infinite: not known
-        # module and name of the global variables that its code reads, as far as that is known
+        self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset caches what it loaded
+        self.draws = False  # loading a sample advanced a generator
+        self.sample_s = float("inf")  # seconds per sample, the minimum
+        self.collate_s = float("inf")  # collate time per sample; infinite if unknown
+        # module and name of the global variables that its code reads, as far as known
         self.variables: set[tuple[str, str]] = set()
         self._seed = SEED
-        self._wholes: dict[str, Whole] = {}  # by index, as text
-        # indices of samples that were not
+        self._wholes: dict[str, Whole] = {}  # by the index's repr
+        # indices of samples not loaded yet
         self.fresh: list[Index] = list(indices or positions(len(dataset)))
 
     # -- random states
 
     def seed_anew(self) -> RandomState:
-        """Sets other random states than ever before."""
+        """Sets random states that were not used before."""
         self._seed += 1
         return self.seed(self._seed)
 
     def seed(self, seed: int) -> RandomState:
-        """Sets the random states of a seed, in a process that has loaded nothing."""
+        """Sets the random states for a seed, as in a process that has loaded nothing."""
         self.forget_results()
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(seed)
-        for k, (_, generator) in enumerate(self.generators):  # in place, so objects that share one go on sharing it
+        for k, (_, generator) in enumerate(self.generators):  # in place, so that sharing objects keep sharing one
             seed_generator(generator, seed + k + 1)
         return self.states()
 
     def forget_results(self) -> None:
-        """Functions with ``functools.lru_cache`` have returned nothing, as in a new worker: else one that draws random
-        numbers for its first call would look as if it drew none."""
+        """Clears ``functools.lru_cache`` functions, as in a new worker. Otherwise one that draws random numbers in its
+        first call would appear not to draw."""
         for function in self._caches:
             function.cache_clear()
 
@@ -138,14 +138,14 @@ class TrialSamples:
         return self.seed(SEED)
 
     def states(self) -> RandomState:
-        """The random states now."""
+        """Returns the current random states."""
         return RandomState(self.generators)
 
     # -- samples
 
     def load_first(self) -> None:
-        """Loads two samples. What the first changes, it opens; what the second one changes, each sample changes.
-        Raises CacheError: no sample can be loaded."""
+        """Loads two samples. What the first changes counts as opened; what the second changes, every sample changes.
+        Raises CacheError if no sample can be loaded."""
         unopened, empty = Fingerprint(self.dataset), own_caches.empty_ones(self.dataset)
         inputs = Inputs(self.dataset)
         indices = self.fresh
@@ -161,7 +161,7 @@ class TrialSamples:
                     break
             else:
                 raise e
-        self.generators = find_generators(self.dataset)  # some are made when they are first needed
+        self.generators = find_generators(self.dataset)  # some are created on first use
         before = Fingerprint(self.dataset)
         self.opened, self.settled = unopened.opened(before), unopened.settled(before)
         first_changes = unopened.changed_since(before)
@@ -178,21 +178,21 @@ class TrialSamples:
         self._find_own_caches(empty)
 
     def _changed_results(self) -> list[str]:
-        """Functions with ``functools.lru_cache``, if a sample is another where they have kept what they returned."""
+        """Functions with ``functools.lru_cache``, if a sample changes when they have cached results."""
         if not self._caches:
             return []
         states = self.seed_as_wholes()
         first = copy.deepcopy(self.make(self.loaded[0]))
         states.restore()
         again = self.make(self.loaded[0])
-        if len(self.loaded) > 1:  # a file that all samples need is read once in a process
+        if len(self.loaded) > 1:  # a file that all samples need is read once per process
             began = time.perf_counter()
             self.make(self.loaded[-1])
             self.sample_s = time.perf_counter() - began
         return [] if equal_bits(first, again) else [f"dataset.{f.__name__}" for f in self._caches]
 
     def _of_sampler(self) -> list[Index]:
-        """The first indices that the loader's sampler gives, batch by batch or one by one."""
+        """The first indices that the loader's sampler yields, in batches or singly."""
         out: list[Index] = []
         with contextlib.suppress(Exception):
             for found in itertools.islice(self._sampler, ATTEMPTS):
@@ -200,12 +200,11 @@ class TrialSamples:
         return out
 
     def _find_own_caches(self, were_empty: set[own_caches.Path]) -> None:
-        """Notes attributes that were empty, if samples have the same bits now that they are not. From now on they are
-        empty again."""
+        """Records attributes that were empty, if samples have the same bits now that they are filled; empties them."""
         grown = sorted(were_empty - own_caches.empty_ones(self.dataset))
         if not grown or self.by_batch:
             return
-        # A cache whose items are changed later holds more than what was loaded.
+        # A cache whose items are modified later holds more than loaded data.
         changed = set().union(*map(written_through_locals, Inputs(self.dataset).functions.values()))
         if any(path[-1] in changed for path in grown):
             return
@@ -253,7 +252,7 @@ class TrialSamples:
                 return
             except Exception as e:
                 why = one_line(e)
-                if "Permission denied" in why:  # native code, of which the audit hook knows nothing
+                if "Permission denied" in why:  # from native code, which raises no audit events
                     why = f"in the trial, which must not write files, {why}"
         raise CacheError(f"its samples cannot be loaded: {why}")
 
@@ -262,12 +261,12 @@ class TrialSamples:
         return call_of(self.dataset.__getitem__, (i,), {})
 
     def make(self, i: Index) -> Sample:
-        """A sample as a worker makes its first one, under the random states as they are."""
+        """Makes a sample like a worker's first one, under the current random states."""
         with self.emptied():
             return self.dataset[i]
 
     def emptied(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, what the dataset keeps of samples itself is empty, and changes to it are dropped at the end."""
+        """Inside the ``with``, the dataset's own caches are empty; changes to them are then dropped."""
         return own_caches.emptied(self.dataset, self.own_caches)
 
     def load(self, i: Index) -> Whole:
@@ -279,7 +278,7 @@ class TrialSamples:
         self.draws |= bool(before.moved())
         states = self.states().in_order()
         try:
-            return Whole(copy.deepcopy(value), states)  # it may be memory that the next sample is written to
+            return Whole(copy.deepcopy(value), states)  # the next sample may overwrite its memory
         except Exception:
             return Whole(value, states)
 
@@ -371,15 +370,15 @@ class TrialSamples:
         return code
 
     def whole(self, i: Index) -> Whole:
-        """The same; the first samples are made only once."""
+        """Returns a sample as made by the dataset; makes the first samples only once."""
         return self._wholes.get(repr(i)) or self.load(i)
 
     def batches_differ(self) -> str:
-        """Why samples must not be asked for one at a time; "" where they may be."""
-        inner = without_subsets(self.dataset)  # that of a subset asks this one's, or for one at a time
+        """Why samples must not be requested one at a time; "" if they may be."""
+        inner = without_subsets(self.dataset)  # a subset delegates to it, or asks for samples one at a time
         if self.by_batch or not callable(getattr(inner, "__getitems__", None)):
             return ""
-        for indices in (self.loaded, self.loaded[:0:-1]):  # the second without the dataset's first sample
+        for indices in (self.loaded, self.loaded[:0:-1]):  # the second time without the dataset's first sample
             self.seed(5)
             together = list(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]
             after = self.states().in_order()
@@ -390,5 +389,5 @@ class TrialSamples:
         return ""
 
     def readable(self) -> tuple[MapDataset, Attributes]:
-        """What the dataset's code may read and change: the dataset, and the global variables that its code names."""
+        """What the dataset's code may read and change: the dataset, and the global variables that the code names."""
         return self.dataset, globals_now(self.variables)

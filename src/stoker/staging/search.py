@@ -1,8 +1,8 @@
 """Searches for the point at which a call can be cut, by running probed copies of its functions.
 
-A function is cut at the first statement, and in it at the first call, that moves a random generator (see ``probe``). If
-that call runs a Python function or a container of transforms, the search goes on inside it. What is found is a guess,
-which ``verify`` tests; ``weaker_plans`` are the next guesses, each of which keeps less.
+A function is cut at the first statement, and in it at the first call, that advances a random generator (see ``probe``).
+If that call runs a Python function or a container of transforms, the search continues inside it. The result is a guess,
+which ``verify`` tests; ``weaker_plans`` are the next guesses, each of which caches less.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from .stages import place_of
 from .syntax import Position
 from .unroll import SELF, has_unrollable, tree_for
 
-DEPTH = 8  # calls inside calls that a cut may continue in
-WORTH_S = 50e-6  # what a call must take before it draws, for the cut to continue inside it
+DEPTH = 8  # nesting depth of calls in which a cut may continue
+WORTH_S = 50e-6  # minimum time before the first draw in a call for the cut to continue inside it
 PROBE_SEED, SLICE_SEEDS = 1, (2, 3)
 LONGEST_LABEL = 60  # characters of a transform's name in a report
 
 
 class PlanSearch:
-    """Looks for a plan."""
+    """Searches for a plan."""
 
     def __init__(self, samples: TrialSamples, stop_at_changes: bool = False) -> None:
-        self.reasons: list[str] = []  # why not more can be kept
+        self.reasons: list[str] = []  # why no more can be cached
         self._samples = samples
-        self._stop_at_changes = stop_at_changes  # what changes the dataset counts as what draws
+        self._stop_at_changes = stop_at_changes  # treat changes of the dataset like draws
 
     def find(self) -> PlanNode | None:
-        """A node for a sample of the dataset; None where no part of it can be kept."""
+        """Returns a node for a sample of the dataset; None if no part of it can be cached."""
         return self._node(Call(self._samples.dataset.__getitem__, (self._samples.loaded[0],), {}), DEPTH)
 
     def prefix(self, call: Call) -> PlanNode | None:
-        """A node for any call that moves generators; None where no part of it can be kept."""
+        """Returns a node for any call that advances generators; None if no part of it can be cached."""
         try:
             found = self._node(call, DEPTH - 1)
         except (Exception, Unplanned) as e:  # the user's, for some random numbers
@@ -56,14 +56,16 @@ class PlanSearch:
         return None if isinstance(found, WholeNode) else found
 
     def _has_moved(self, states: RandomState) -> Callable[[], bool]:
-        """Says whether a generator was moved since, or, on request, something that outlives a call was changed."""
+        """Returns a function that tells whether a generator has advanced since, or (on request) whether something that
+        outlives a call has changed."""
         if not self._stop_at_changes:
             return lambda: bool(states.moved())
         before = Fingerprint(self._samples.readable())
         return lambda: bool(states.moved()) or bool(before.changed(self._samples.readable()))
 
     def _node(self, call: Call, depth: int, given: tuple[str, ...] = ()) -> PlanNode | None:
-        """A node for a call that moves generators; None where no part of it can be kept. ``given``: see ``Cut``."""
+        """Returns a node for a call that advances generators; None if no part of it can be cached. ``given``: see
+        ``Cut``."""
         if not depth:
             return None
         items = items_of(call.function)
@@ -71,7 +73,7 @@ class PlanSearch:
             found = self._slice(call, items, depth)
             if found is not None:
                 return found
-        whole = WholeNode() if depth == DEPTH else None  # verifying says whether it is random
+        whole = WholeNode() if depth == DEPTH else None  # verification decides whether it is random
         callee = callee_of(call.function)
         if callee is None:
             return whole
@@ -79,7 +81,7 @@ class PlanSearch:
             return None
         try:
             if has_unrollable(callee.fn):
-                with contextlib.suppress(Unplanned):  # lists of more than one item
+                with contextlib.suppress(Unplanned):  # raised by lists of more than one item
                     return self._cut(call, callee, depth, Cut((0,), given=given, unrolled=True))
             return self._cut(call, callee, depth, Cut((0,), given=given))
         except NoSource as e:
@@ -89,7 +91,7 @@ class PlanSearch:
     # -- functions
 
     def _cut(self, call: Call, callee: Callee, depth: int, cut: Cut) -> PlanNode | None:
-        """A node for a Python function; ``cut``: how it is to be cut, wherever that is."""
+        """Returns a node for a Python function. ``cut``: properties of the cut, except its position."""
         fn, unrolled = callee.fn, cut.unrolled
         copied = probed(fn, callee.is_method, unrolled)
         seen = self._probe(copied, callee, call, None)
@@ -101,7 +103,7 @@ class PlanSearch:
                 return WholeNode()
             seen.first = Moved(where.position, None)
         if depth < DEPTH and seen.elapsed < WORTH_S:
-            return None  # it draws at once: there is next to nothing to be kept
+            return None  # it draws at once: almost nothing to cache
         position, number = seen.first
         plain, entered = frozenset(seen.plain), frozenset(seen.contexts)
         where = cut._replace(position=position, call=number, plain=plain, entered=entered)
@@ -115,7 +117,7 @@ class PlanSearch:
         if where.call is not None:
             self._enter(node, copied, callee, call, depth)
         if node.where.position == (0,) and node.where.call == 0 and not node.where.inside:
-            return None  # nothing is evaluated before
+            return None  # nothing is evaluated before the cut
         return node
 
     def _probe(self, copied: types.FunctionType, callee: Callee, call: Call, stop_at: Moved | None) -> Recorder:
@@ -144,7 +146,7 @@ class PlanSearch:
     # -- containers
 
     def _slice(self, call: Call, found: Items, depth: int) -> PlanNode | None:
-        """How many of a container's transforms are deterministic: each is run twice, by the container's own code."""
+        """Counts a container's deterministic transforms: runs each twice, with the container's own code."""
         items, names = found.items, [_label(x) for x in found.items]
         kept = 0
         rest: Call | None = call
@@ -168,23 +170,23 @@ class PlanSearch:
         return SliceNode(kept, names, inner) if kept or inner is not None else None
 
     def _deterministic_result(self, call: Call, attribute: str, item: Transform) -> tuple[object] | None:
-        """What a container with one transform returns; None if that is random, or changes the dataset."""
+        """Runs a container with a single transform. Returns the result; None if it is random or changes the dataset."""
         samples = self._samples
         before = Fingerprint(samples.readable()) if self._stop_at_changes else None
         first, second = (self._run_items(call, attribute, [item], seed)[0] for seed in SLICE_SEEDS)
         if not equal_bits(first, second):
             return None
         _, states = self._run_items(call, attribute, [item], SLICE_SEEDS[0])
-        try:  # the container may draw for itself
+        try:  # the container itself may draw
             _, own_states = self._run_items(call, attribute, [], SLICE_SEEDS[0])
-        except Exception:  # it cannot be empty
+        except Exception:  # it must not be empty
             own_states = samples.seed(SLICE_SEEDS[0]).in_order()
         if states != own_states or (before is not None and before.changed(samples.readable())):
             return None
         return (first,)
 
     def _run_items(self, call: Call, attribute: str, items: list[Transform], seed: int) -> tuple[object, object]:
-        """What a container with these transforms returns, and the random states that it leaves."""
+        """Returns the result of a container with these transforms, and the random states afterwards."""
         self._samples.seed(seed)
         part = with_items(call.function, attribute, items)
         out = call.with_copied_arguments(self._samples.dataset)._replace(function=part).run()
@@ -192,7 +194,7 @@ class PlanSearch:
 
 
 def _next_call(call: Call, out: object) -> Call | None:
-    """The call of the next transform of a container; None if it is unknown how the container makes it."""
+    """The call of a container's next transform; None if it is unknown how the container makes it."""
     if call.kwargs:
         return call._replace(kwargs=out) if not call.args and isinstance(out, dict) else None
     if len(call.args) == 1:
@@ -201,7 +203,7 @@ def _next_call(call: Call, out: object) -> Call | None:
 
 
 def _parameter_names(called: object, repeatable: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The parameters for which a caller passes arguments again; () unless all are known."""
+    """Parameters for which a caller passes arguments again; () unless all are known."""
     callee = callee_of(called)
     if callee is None:
         return ()
@@ -217,7 +219,7 @@ def _parameter_names(called: object, repeatable: tuple[int | str, ...]) -> tuple
 
 
 def _label(item: object) -> str:
-    """What a transform is called in a report."""
+    """Name of a transform in reports."""
     text = " ".join(repr(item).split())
     is_short = len(text) <= LONGEST_LABEL and " at 0x" not in text
     if text.startswith(type(item).__name__) and is_short:
@@ -229,11 +231,11 @@ def _label(item: object) -> str:
 
 
 def weaker_plans(node: PlanNode, called: object) -> Iterator[PlanNode]:
-    """Plans that keep less and less."""
+    """Yields plans that cache less and less."""
     if not isinstance(node, WholeNode):
         yield from _weaker(node)
         return
-    # The code moves no generator, and yet it cannot be kept as a whole.
+    # The code advances no generator, yet it cannot be cached as a whole.
     callee = callee_of(called)
     position: Position | None = None
     with contextlib.suppress(NoSource):
@@ -263,7 +265,7 @@ def _weaker(node: PlanNode) -> Iterator[PlanNode]:
 
 
 def _cuts_before(where: Cut) -> Iterator[PlanNode]:
-    """The cut before a statement, and those before earlier ones."""
+    """Yields the cut before a statement, and those before earlier ones."""
     position: Position | None = where.position
     while position is not None and position != (0,):
         yield CutNode(where._replace(position=position))

@@ -15,29 +15,32 @@ from ..core.marked_code import original
 
 
 class NoSource(Exception):
-    """A function cannot be rewritten: its source is missing, ambiguous, or not what runs. The message says which."""
+    """A function cannot be rewritten: its source is missing, ambiguous, or differs from the running code. The message
+    says which."""
 
 
 class Function(NamedTuple):
     """A function's syntax tree."""
 
     tree: ast.FunctionDef  # its definition, with the line numbers of its file
-    owner: str  # name of the class whose body it stands in; "" outside of classes. Private names are mangled with it.
+    owner: str  # name of the enclosing class, used to mangle private names; "" outside classes
 
 
 def tree_of(fn: types.FunctionType) -> Function:
-    """The definition of a function. Raises NoSource: there is none, or the file changed since it was imported."""
+    """Returns the definition of a function. Raises NoSource if there is none, or the file changed since it was
+    imported."""
     return tree_of_code(fn.__code__)
 
 
 def tree_of_code(code: types.CodeType) -> Function:
-    """The definition from which a code object was compiled. See ``tree_of``."""
+    """Returns the definition from which a code object was compiled. See ``tree_of``."""
     code = original(code)
-    return _tree_of(code, code.co_filename)  # code of another file may be equal
+    return _tree_of(code, code.co_filename)  # keyed by file too: code of another file may be equal
 
 
 def lambda_of(code: types.CodeType) -> ast.Lambda:
-    """The definition of a lambda. Raises NoSource: there is none, or the file changed since it was imported."""
+    """Returns the definition of a lambda. Raises NoSource if there is none, or the file changed since it was
+    imported."""
     lines = tuple(linecache.getlines(code.co_filename))
     _, codes = _parsed(code.co_filename, lines)
     where = f"a lambda ({code.co_filename}:{code.co_firstlineno})"
@@ -55,7 +58,7 @@ def lambda_of(code: types.CodeType) -> ast.Lambda:
 
 
 def _as_definition(x: ast.Lambda, name: str) -> Function:
-    """The definition of a function that does what a lambda does."""
+    """A function definition equivalent to a lambda."""
     body = ast.copy_location(ast.Return(x.body), x.body)
     return Function(ast.fix_missing_locations(ast.copy_location(ast.FunctionDef(name, x.args, [body], []), x)), "")
 
@@ -69,7 +72,7 @@ def _end(x: ast.Lambda) -> tuple[int, int]:
 
 
 def parse_ahead(files: Iterable[str]) -> None:
-    """Parses files, so that processes forked later need not: 8 ms for a file of 1,000 lines."""
+    """Parses files in advance for processes forked later: 8 ms for a file of 1,000 lines."""
     for file in files:
         _parsed(file, tuple(linecache.getlines(file)))
 
@@ -91,7 +94,7 @@ def _tree_of(code: types.CodeType, file: str) -> Function:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]], dict[Any, list[types.CodeType]]]:
-    """Every function definition of a file, and the code that it compiles to, by name and first line."""
+    """All function definitions in a file and their code objects, by name and first line."""
     defined: dict[Any, list[Function]] = {}
     codes: dict[Any, list[types.CodeType]] = {}
     try:
@@ -99,8 +102,8 @@ def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]
             module = ast.parse("".join(lines), name)
             compiled = [compile(module, name, "exec", dont_inherit=True)]
             if not os.path.exists(name):
-                # A cell of a notebook: IPython compiles each statement by itself, and then calls of what the cell
-                # imports are other instructions.
+                # A notebook cell: IPython compiles each statement separately, and calls of names that the cell imports
+                # then compile to different instructions.
                 alone = (ast.Module([statement], []) for statement in module.body)
                 compiled += [compile(each, name, "exec", dont_inherit=True) for each in alone]
     except (SyntaxError, ValueError):
@@ -118,14 +121,14 @@ def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]
 def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[ast.FunctionDef, str]]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-            continue  # an expression: no definition stands in one, and most of a file is expressions
+            continue  # expressions contain no definitions, and most of a file is expressions
         if isinstance(child, ast.FunctionDef):
             yield child, owner
         yield from _definitions(child, child.name if isinstance(child, ast.ClassDef) else owner)
 
 
 def equal_code(a: types.CodeType, b: types.CodeType) -> bool:
-    """The same instructions on the same names and constants."""
+    """Whether instructions, names and constants are the same."""
     if (a.co_code, a.co_names, a.co_varnames, a.co_freevars) != (b.co_code, b.co_names, b.co_varnames, b.co_freevars):
         return False
     if len(a.co_consts) != len(b.co_consts):
