@@ -1,16 +1,17 @@
-"""The files that samples are read from, with their stamps: a cached sample is right only while none was written.
+"""The files from which samples are read, with their stamps: a cached sample is valid only while none is written.
 
 Which files these are::
 
-    named      each text in the dataset that names a file or a folder, also relative to a folder that it names
-    opened     folders in which the samples of a trial opened something, natively, too (inotify(7), ``FolderWatch``)
-    listed     files in these folders, and in those of named files, whose suffix samples read: that of a file which the
-               trial opened there, or one that the code mentions. All of them, if the code lists folders
-    trees      folders that were named, with all below them
+        named      each string in the dataset that names a file or folder, also relative to a folder that it names
+        opened     folders in which a trial's samples opened something, even natively (inotify(7), ``FolderWatch``)
+        listed     files in these folders and in those of named files, if their suffix is one that samples read: that of
+                   a file which the trial opened there, or one that the code mentions. All files if the code lists
+    folders
+        trees      folders that were named, with everything below them
 
-A stamp is the times of the last write and of the last change in ns (nobody can set the second), the size and the
-inode. Hidden files, Python's own, and files that readers write to (locks of LMDB and SQLite) do not count. Nor does a
-checkpoint or a log that the script writes beside its data.
+A stamp consists of the times of the last write and the last change in ns (the latter cannot be forged), the size and
+the inode. Hidden files, Python's own, and files that readers write to (locks of LMDB and SQLite) do not count. Nor do
+checkpoints or logs that the script writes beside its data.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from ..core.shared import SharedList
 from .users_code import codes_of, is_library_class
 
 SUFFIX_BYTES = 12
-DEPTH = 8  # of objects in objects, in which file names are looked for
-MOST_FILES = 200_000  # whose stamps are compared
-MOST_FOLDERS = 4_000  # that are listed, or watched in a trial
-LEVELS = 4  # of folders below one that is named
-MOST_NAMED = 16  # folders that are named
-TRIES = 10_000  # names that are looked for in a folder in vain
-TRIES_PER_HIT = 100  # more, for each that is found
+DEPTH = 8  # nesting depth of objects searched for file names
+MOST_FILES = 200_000  # whose stamps are compared, at most
+MOST_FOLDERS = 4_000  # listed, or watched in a trial, at most
+LEVELS = 4  # of folders below a named one
+MOST_NAMED = 16  # named folders, at most
+TRIES = 10_000  # names looked up in a folder without success
+TRIES_PER_HIT = 100  # additional tries for each name that is found
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor)
 IN_ACCESS, IN_OPEN, IN_NONBLOCK = 0x1, 0x20, 0o4000
 NOT_DATA = (".pyc", ".so", "-shm", "lock.mdb", "-journal")
@@ -51,8 +52,9 @@ Stamp = tuple[int, int, int, int] | None
 
 
 class SourceFiles:
-    """Files with their stamps. ``folders``: in which a trial opened files, with their suffixes, None: there was no
-    trial, and only what the dataset names is looked at; ``files``: that the trial opened; ``functions``: that run."""
+    """Files with their stamps. ``folders``: in which a trial opened files, with their suffixes; None: there was no
+    trial, and only files that the dataset names are considered. ``files``: opened by the trial. ``functions``: that
+    run."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class SourceFiles:
         self.stamps = self.now()
 
     def now(self) -> dict[str, Stamp]:
-        """The stamps of all files."""
+        """Current stamps of all files."""
         out: dict[str, Stamp] = {path: stamp_of(path) for path in self._files}
         whole = dict.fromkeys(folder for path in self._trees for folder in folders_below(path, LEVELS))
         for folder in whole:
@@ -85,13 +87,13 @@ class SourceFiles:
         return out
 
     def changes(self) -> list[str]:
-        """Files that were written, made or removed since then."""
+        """Files written, created or removed since the stamps were taken."""
         now = self.now()
         return [path for path, stamp in {**self.stamps, **now}.items() if now.get(path) != self.stamps.get(path)]
 
 
 class Names:
-    """The files and folders that a dataset's texts name."""
+    """Files and folders named by a dataset's strings."""
 
     def __init__(self, dataset: object, more: Iterable[str] = ()) -> None:
         self.files: list[str] = []
@@ -112,7 +114,7 @@ class Names:
         for folder in list(self.folders):
             tries = TRIES
             for text in texts:
-                if tries <= 0:  # texts that are no names, a million captions, are not looked for everywhere
+                if tries <= 0:  # strings that are not file names, say a million captions, must not be tried everywhere
                     break
                 path = os.path.join(folder, text)
                 found = _kind(path)
@@ -122,7 +124,7 @@ class Names:
 
 
 def texts_in(dataset: object) -> Iterator[str]:
-    """Texts and paths that a dataset holds, and that the code of its classes mentions."""
+    """Yields strings and paths that a dataset holds or that the code of its classes mentions."""
     seen: set[int] = set()
     waiting: list[tuple[object, int]] = [(dataset, DEPTH)]
     classes: dict[type, None] = {}
@@ -154,8 +156,8 @@ def _texts_in_class(cls: type) -> Iterator[str]:
 
 
 def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable[str]) -> set[str] | None:
-    """Suffixes that texts of the code name, or short texts of the dataset; and none at all, "". None: the code lists
-    folders, and any file counts."""
+    """Suffixes in the code's strings and in short strings of the dataset, plus "" for no suffix. None: the code lists
+    folders, so every file counts."""
     out = {""}
     for fn in functions:
         for code in codes_of(original(fn.__code__)):
@@ -172,7 +174,7 @@ def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable
 
 
 def _suffixes_of(text: str) -> set[str]:
-    """ ".png" of "{}_mask.png", ".png" and "png"."""
+    """ ".png" for "{}_mask.png", ".png" and "png"."""
     last = text.rpartition(".")[2]
     return {f".{last}"} if last.isalnum() and len(last) < SUFFIX_BYTES else set()
 
@@ -202,7 +204,7 @@ def _kind(path: str) -> str:
 
 
 def stamp_of(path: str) -> Stamp:
-    """When a file was last written and changed, its size and number; None: it is not there."""
+    """Modification and change times, size and inode of a file; None if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -211,7 +213,7 @@ def stamp_of(path: str) -> Stamp:
 
 
 def _not_too_general(folders: Iterable[str]) -> list[str]:
-    """Without folders that hold more than data."""
+    """Drops folders that hold more than data."""
     general = {os.path.expanduser("~"), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), *GENERAL}
     real = dict.fromkeys(os.path.abspath(f) for f in folders)
     return [f for f in real if f not in general and (f.startswith("/dev/shm/") or not f.startswith(SYSTEM))]
@@ -235,7 +237,7 @@ def folders_below(path: str, levels: int) -> list[str]:
 
 
 def _list(folder: str, out: dict[str, Stamp], suffixes: Collection[str] | None = None) -> None:
-    """Adds the files of a folder with some suffixes, None: with any; not of those below it."""
+    """Adds the files directly in a folder that have one of the suffixes; None: any suffix."""
     try:
         with os.scandir(folder) as found:
             for entry in found:
@@ -254,8 +256,9 @@ def _list(folder: str, out: dict[str, Stamp], suffixes: Collection[str] | None =
 
 
 class FolderWatch:
-    """Notes in which folders files are opened while it lasts, by native code, too. Linux; elsewhere it sees nothing.
-    Other processes open files in the working folder: there only those count whose suffix the code mentions."""
+    """Records the folders in which files are opened while it lasts, including by native code. Linux only; elsewhere it
+    sees nothing. In the working folder, where other processes open files too, only suffixes that the code mentions
+    count."""
 
     def __init__(
         self, dataset: object, texts: Iterable[str] = (), functions: Iterable[types.FunctionType] = ()
@@ -281,8 +284,8 @@ class FolderWatch:
             self._fd = -1
 
     def folders(self) -> dict[str, set[str]]:
-        """Folders in which something was opened so far, with the suffixes of what was opened. Where there are several
-        beside each other, one for each sample, those beside them, too."""
+        """Folders in which something was opened so far, with the suffixes of the opened files. If several lie side by
+        side, one per sample, their siblings are included."""
         found: dict[str, set[str]] = {}
         for number, name in self._events():
             folder, suffix = self._names.get(number), os.path.splitext(name)[1]
@@ -298,7 +301,7 @@ class FolderWatch:
         return found
 
     def _events(self) -> Iterator[tuple[int, str]]:
-        """Which watch saw something, and the name of the file."""
+        """Yields the watch number and file name of each event."""
         data = b""
         while self._fd >= 0 and select.select([self._fd], [], [], 0)[0]:
             try:

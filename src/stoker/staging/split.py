@@ -1,4 +1,4 @@
-"""``stoker.split``: which part of a dataset's samples is the same in every epoch, found by running a few of them."""
+"""``stoker.split``: finds which part of a dataset's samples is the same in every epoch, by running a few of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 30.0  # for the trial
 
 
 def map_style(dataset: object) -> None:
-    """Refuses a dataset whose samples cannot be asked for by index. Raises UsageError: it is one."""
+    """Raises UsageError for a dataset without access to samples by index."""
     if isinstance(dataset, IterableDataset) or not all(hasattr(dataset, n) for n in ("__getitem__", "__len__")):
         raise UsageError(
             f"{type(dataset).__name__} has no samples to ask for by index: staging wants a map-style dataset, with "
@@ -36,22 +36,22 @@ class Split:
 
     Args:
         dataset: map-style.
-        found: by a trial; None: it is made here.
-        changing: attributes that the script changes in each epoch: what is kept must not depend on them.
+        found: result of a trial; None: run one here.
+        changing: attributes that the script changes in each epoch, on which cached parts must not depend.
 
     Attributes:
         dataset: the whole.
-        rows: the stages in order, each with the reason why it is kept or not.
-        plan: how the two parts are made, and what they cost; None where calls are kept instead.
-        memo: which calls are kept instead.
-        exact: a sample is kept as it is: nothing in it is random.
-        sample_s: seconds that a sample takes as a whole.
-        opened: attributes that loading the first sample makes, as ``Staged`` names them.
-        files: some of those that samples are read from.
-        why_not: why not more is kept; "" where everything is.
+        rows: the stages in order, each with the reason why it is cached or not.
+        plan: how the two parts are made, and their cost; None if calls are cached instead.
+        memo: the calls that are cached instead.
+        exact: the sample is cached as it is: nothing in it is random.
+        sample_s: seconds for a whole sample.
+        opened: what loading the first sample creates. See ``Inputs.opened``.
+        files: some of the files from which samples are read.
+        why_not: why no more is cached; "" if everything is.
 
     Raises:
-        UsageError: no part of a sample can be kept; the message says why.
+        UsageError: no part of a sample can be cached; the message says why.
     """
 
     def __init__(self, dataset: MapDataset, found: TrialResult | None = None, changing: Collection[str] = ()) -> None:
@@ -66,43 +66,44 @@ class Split:
                 found = TrialResult(None, [], str(e))
         if found.plan is None and found.memo is None:
             raise UsageError(f"{type(dataset).__name__} cannot be split: {found.why_not}. {REMEDY}")
-        # how the two parts are made, and what they cost; None where calls are kept instead
+        # how the two parts are made, and their cost; None if calls are cached instead
         self.plan: Plan | None = found.plan
-        self.memo: MemoPlan | None = found.memo  # which calls are kept instead
-        self.rows: list[Row] = found.rows  # the stages in order, each with the reason why it is kept or not
-        self.why_not = found.why_not  # why not more is kept; "" where everything is
-        self.sample_s = found.sample_s  # seconds that a sample takes as a whole
-        self.opened = found.opened or {}  # what loading the first sample makes
+        self.memo: MemoPlan | None = found.memo  # the calls that are cached instead
+        self.rows: list[Row] = found.rows  # the stages in order, each with the reason why it is cached or not
+        self.why_not = found.why_not  # why no more is cached; "" if everything is
+        self.sample_s = found.sample_s  # seconds for a whole sample
+        self.opened = found.opened or {}  # what loading the first sample creates
         self.has_no_effects = found.has_no_effects
         self.may_write = found.may_write
         self.files, self.folders = found.files, found.folders
-        parse_ahead(found.sources)  # here, and not in each worker of each epoch
+        parse_ahead(found.sources)  # once here instead of in each worker in each epoch
         self.exact = self.plan is not None and self.plan.exact
 
     def prepare(self, index: Index) -> PreparedState:
-        """What is to be kept of a sample. Raises Unplanned: it takes another branch than those of the trial."""
+        """Makes the part of a sample to be cached. Raises Unplanned if the sample takes another branch than in the
+        trial."""
         assert self.plan is not None
         return self.plan.head(self.dataset, index)
 
     def augment(self, state: PreparedState) -> Sample:
-        """Runs the random part; returns the sample. It may write to ``state``."""
+        """Runs the random part and returns the sample. May write to ``state``."""
         assert self.plan is not None
         return self.plan.tail(self.dataset, state)
 
     @property
     def reads(self) -> set[str] | None:
-        """Names of attributes and globals that the kept part may read; None: any."""
+        """Names of attributes and globals that the cached part may read; None: any."""
         return (self.plan or self.memo).reads  # type: ignore[union-attr]
 
     def globals_now(self) -> Attributes:
-        """The values of the global variables that the kept part reads."""
+        """Values of the global variables that the cached part reads."""
         return globals_now((self.plan or self.memo).globals)  # type: ignore[union-attr]
 
     def inputs(self, across_runs: bool = False, of_all: bool = False) -> Inputs:
-        """What the kept part may read, now. ``of_all``: what any code of the dataset may read."""
+        """Current values of what the cached part may read. ``of_all``: what any code of the dataset may read."""
         plan, held, skip = self.plan, self.globals_now(), set()
         if plan is not None:
-            # Another thread may have put an empty one in the place of a cache that the dataset keeps itself.
+            # Another thread may have replaced one of the dataset's own caches by an empty one.
             held |= own_caches.values(self.dataset, plan.own_caches)
             skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
         names = None if of_all else self.reads
@@ -116,7 +117,7 @@ class Split:
         return "\n".join([*lines, self._cost()])
 
     def _cost(self) -> str:
-        """What keeping it takes and saves, as far as the trial has measured."""
+        """Describes the cost and savings of caching, as measured by the trial."""
         plan, memo, n = self.plan, self.memo, len(self.dataset)
         later_s = memo.served_s if memo is not None else plan.tail_s + plan.read_s if plan is not None else 0.0
         nbytes = n * (memo or plan).nbytes  # type: ignore[union-attr]
@@ -135,19 +136,18 @@ def split(dataset: MapDataset) -> Split:
     """Finds what is the same in every epoch, and what is random.
 
     A child process, which can change nothing here, makes a few samples. The dataset's code is cut before the first
-    statement that draws random numbers, or inside a function or container of transforms that this statement calls.
-    Then both parts together must give what the whole gives, bit by bit, with the first part run under other random
-    states.
+    statement that draws random numbers, or inside a function or container of transforms that this statement calls. Both
+    parts together must then give the same bits as the whole, with the first part run under other random states.
 
     Args:
         dataset: map-style.
 
     Returns:
-        A ``Split``, which ``stoker.Staged(dataset)`` uses. ``print`` shows what is kept, where the cut lies, and why
-        not more is kept.
+        A ``Split``, which ``stoker.Staged(dataset)`` uses. ``print`` shows what is cached, where the cut lies, and why
+        no more is cached.
 
     Raises:
-        UsageError: nothing can be kept; the message says why, and what to do.
+        UsageError: nothing can be cached; the message says why, and what to do.
 
     Example:
         >>> import torch

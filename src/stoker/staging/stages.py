@@ -1,4 +1,4 @@
-"""Describes a plan for reports: which stages of a sample are kept, and where the cut lies."""
+"""Describes a plan for reports: which stages of a sample are cached, and where the cut lies."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Row(NamedTuple):
 
     where: str  # file and line, or the class of a container
     name: str  # the stage: a source line, or a transform
-    cached: bool  # whether what it makes is kept
-    why: str  # what was seen
+    cached: bool  # whether its result is cached
+    why: str  # the reason
 
 
 def place_of(file: str, line: int) -> str:
-    """File and line; the file relative to the working folder where it lies inside that."""
+    """File and line; the file is relative if it lies inside the working folder."""
     near = os.path.relpath(file) if os.path.isabs(file) else file
     return f"{file if near.startswith('..') else near}:{line}"
 
 
 def rows_of(node: PlanNode, name: str) -> list[Row]:
-    """The stages of a verified plan, in the order in which they run. ``name``: ``"Photos.__getitem__"``."""
+    """The stages of a verified plan, in execution order. ``name``: ``"Photos.__getitem__"``."""
     if isinstance(node, SliceNode):
         return _of_container(node, name)
     if not isinstance(node, CutNode):
@@ -63,7 +63,7 @@ def _of_container(node: SliceNode, name: str) -> list[Row]:
 
 
 def cut_of(node: PlanNode) -> str:
-    """File and line of the innermost statement of the user's that runs each time; "" where there is none."""
+    """File and line of the innermost user statement that runs each time; "" if there is none."""
     if isinstance(node, SliceNode):
         return "" if node.inner is None else cut_of(node.inner)
     if not isinstance(node, CutNode):
@@ -74,7 +74,7 @@ def cut_of(node: PlanNode) -> str:
 
 
 def _first_cut(node: CutNode) -> tuple[types.CodeType | None, int]:
-    """The first function that this node has cut in this process, and the line; None and 0 before."""
+    """The first function that this node has cut in this process, and the line; None and 0 if there is none."""
     for fn, parts in node.rewritten.values():
         return fn.__code__, parts.line
     return None, 0

@@ -11,8 +11,8 @@ from .source import NoSource, tree_of
 
 
 def dataset_inside(stream: object) -> str:
-    """The attribute of a stream that may be replaced by the same dataset with a cache; "" where none may be. The
-    stream's methods must ask it for samples and its length only: then nothing in a worker changes it."""
+    """Name of a stream's attribute that can be replaced by the same dataset with a cache; "" if there is none. The
+    stream's methods must use it only for samples and its length, so that nothing in a worker changes it."""
     found = [name for name, value in vars(stream).items() if _is_map_style(value)]
     if not isinstance(stream, IterableDataset) or len(found) != 1:
         return ""
@@ -27,7 +27,7 @@ def _is_map_style(value: object) -> bool:
 
 
 def _only_asks_for_samples(function: object, name: str) -> bool:
-    """Whether a method uses an attribute as in ``self.name[i]`` and ``len(self.name)`` only."""
+    """Whether a method uses an attribute only as ``self.name[i]`` and ``len(self.name)``."""
     if not isinstance(function, types.FunctionType):
         return False
     try:

@@ -1,5 +1,5 @@
-"""Looks through torch's ``Subset``: all subsets of a dataset share its cache. The folds of a cross-validation, and the
-two parts of ``random_split``, load no sample twice."""
+"""Looks through torch's ``Subset``, so that all subsets of a dataset share its cache. The folds of a cross-validation,
+and the two parts of ``random_split``, load no sample twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .samples import positions
 
 
 def with_whole(dataset: object, other: MapDataset) -> MapDataset:
-    """The same subset of another dataset. A worker is told that it has the one that it was made of."""
+    """Returns the same subset of another dataset. Workers are told that they have the original subset."""
     if type(dataset) is not Subset:
         return other
     out = copy.copy(dataset)
@@ -24,7 +24,7 @@ def with_whole(dataset: object, other: MapDataset) -> MapDataset:
 
 
 def indices(dataset: object) -> NDArray[np.int64] | None:
-    """Indices in the whole; None for what is no subset, or has no numbers as indices."""
+    """Returns indices in the whole dataset; None if it is not a subset, or its indices are not numbers."""
     out: NDArray[np.int64] | None = None
     while type(dataset) is Subset:
         own = np.asarray(dataset.indices)
@@ -34,7 +34,7 @@ def indices(dataset: object) -> NDArray[np.int64] | None:
 
 
 def for_trial(dataset: MapDataset) -> list[Index]:
-    """Indices in the whole of some samples of a subset; none for what is no subset."""
+    """Returns indices in the whole dataset for some samples of a subset; none if it is not a subset."""
     out: list[Index] = []
     for at in positions(len(dataset)) if type(dataset) is Subset else ():
         index: Index = at

@@ -1,7 +1,7 @@
-"""Branches that a setting switches off, such as ``if self.use_cache: self.images[i] = image`` where that is False.
+"""Branches that a setting disables, such as ``if self.use_cache: self.images[i] = image`` while that is False.
 
-A *setting* is an attribute or a global variable that is a number, a text or None, and that no method but ``__init__``
-assigns to. The code that is kept names it, so a cache begins anew when it changes (see ``change_watch``).
+A *setting* is an attribute or global variable that holds a number, a string or None, and that no method but
+``__init__`` assigns to. The cached code names it, so a cache starts over when it changes (see ``change_watch``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from .syntax import local_variables, params_of
 
-Scope: TypeAlias = Mapping[str, object]  # what names mean in a function: ``self``, and global variables
+Scope: TypeAlias = Mapping[str, object]  # values of the names in a function: ``self``, and global variables
 SETTING = (bool, int, float, str, type(None))
 CONSTRUCTORS = ("__init__", "__new__", "__setstate__")
 STORE_ATTR = dis.opmap["STORE_ATTR"]
@@ -25,14 +25,14 @@ _UNKNOWN = object()
 
 
 def scope_of(tree: ast.FunctionDef, variables: Scope, first: str, bound: object) -> Scope:
-    """What names mean in a function. ``variables``: the global ones; ``first``: what it calls ``self``; "" if it has
-    none; ``bound``: the object that is meant."""
+    """Values of the names in a function. ``variables``: global ones; ``first``: its name for ``self``, "" if it has
+    none; ``bound``: the object bound to that name."""
     own = {*params_of(tree), *local_variables(tree)}
     return {k: v for k, v in variables.items() if k not in own} | ({first: bound} if first else {})
 
 
 def switched_on(statement: ast.stmt, scope: Scope) -> ast.stmt:
-    """A statement without the branches in it that settings switch off now."""
+    """A statement without its branches that settings currently disable."""
     if not any(isinstance(x, ast.If) for x in ast.walk(statement)):
         return statement
     out = _Branches(scope).visit(copy.deepcopy(statement))
@@ -53,12 +53,12 @@ class _Branches(ast.NodeTransformer):
 
 
 def _truth(test: ast.expr, scope: Scope) -> bool | None:
-    """Whether a condition holds, if settings alone decide that; else None."""
+    """Value of a condition if settings alone decide it; else None."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = _truth(test.operand, scope)
         return None if inner is None else not inner
     if isinstance(test, ast.BoolOp):
-        decides = isinstance(test.op, ast.Or)  # one that is True; of ``and``, one that is False
+        decides = isinstance(test.op, ast.Or)  # a True one decides ``or``, a False one ``and``
         found = [_truth(x, scope) for x in test.values]
         return decides if decides in found else None if None in found else not decides
     if isinstance(test, ast.Compare):
@@ -79,7 +79,7 @@ def _compared(test: ast.Compare, scope: Scope) -> bool | None:
 
 
 def _setting(node: ast.expr, scope: Scope) -> object:
-    """The value of a constant, a name, or a chain of attributes; nothing of the user's runs."""
+    """Value of a constant, a name, or a chain of attributes, without running user code."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
@@ -94,7 +94,7 @@ def _setting(node: ast.expr, scope: Scope) -> object:
 
 
 def _is_rebound(name: str, scope: Scope) -> bool:
-    """Whether a function beside this one assigns to a global variable."""
+    """Whether another function in the module assigns to a global variable."""
     functions = (x for x in scope.values() if isinstance(x, types.FunctionType))
     return any(
         op.opname == "STORE_GLOBAL" and op.argval == name
@@ -105,7 +105,7 @@ def _is_rebound(name: str, scope: Scope) -> bool:
 
 
 def _is_assigned(holder: object, name: str) -> bool:
-    """Whether a method of an object other than its constructor assigns to an attribute."""
+    """Whether a method other than the constructor assigns to an attribute of an object."""
     methods = ((key, fn) for c in type(holder).__mro__ for key, fn in vars(c).items())
     codes = [fn.__code__ for key, fn in methods if isinstance(fn, types.FunctionType) and key not in CONSTRUCTORS]
     while codes:
@@ -119,6 +119,6 @@ def _is_assigned(holder: object, name: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def names_stored(code: types.CodeType) -> frozenset[str]:
     """Names of attributes that a function assigns to."""
-    if STORE_ATTR not in code.co_code[::2]:  # to take code apart costs 0.1 ms a function
+    if STORE_ATTR not in code.co_code[::2]:  # disassembling takes 0.1 ms per function
         return frozenset()
     return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")

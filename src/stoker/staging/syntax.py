@@ -1,4 +1,4 @@
-"""Questions about the syntax tree of a function: what it binds and reads, which calls it makes in which order."""
+"""Queries on a function's syntax tree: what it binds and reads, and which calls it makes in which order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from .own_caches import is_stored_in
 
-FRAME_READERS = {"super", "locals", "vars", "dir", "globals", "eval", "exec"}  # depend on the frame that calls them
+FRAME_READERS = {"super", "locals", "vars", "dir", "globals", "eval", "exec"}  # depend on the calling frame
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)  # scopes whose statements run later
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOKS = {"size", "width", "height", "mode", "shape", "ndim", "dtype", "format"}  # reading these changes no object
@@ -38,13 +38,13 @@ def root_of(statement: ast.stmt) -> ast.expr | None:
     """The expression of a simple statement, inside which a cut may continue."""
     simple = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)
     if not isinstance(statement, simple) or any(isinstance(x, ast.NamedExpr) for x in ast.walk(statement)):
-        return None  # what := binds, an operand that is evaluated later than in the source would see
+        return None  # operands hoisted out of order could see what := binds
     return statement.value
 
 
 def changes_state(statement: ast.stmt, locals_: set[str], scope: Mapping[str, object] | None = None) -> str:
-    """What a statement itself assigns to that outlives the call: ``self.count``. "" where it does not. ``locals_``:
-    local variables that are no parameters. ``scope``: what names mean; items of ``own_caches`` do not count."""
+    """What a statement itself assigns to that outlives the call, such as ``self.count``; "" if nothing. ``locals_``:
+    local variables that are not parameters. ``scope``: values of names; items of ``own_caches`` do not count."""
     for x in ast.walk(statement):
         if isinstance(x, (ast.Global, ast.Nonlocal)):
             return ", ".join(x.names)
@@ -58,7 +58,7 @@ def changes_state(statement: ast.stmt, locals_: set[str], scope: Mapping[str, ob
 
 
 def sets_something(statement: ast.stmt, locals_: set[str]) -> str:
-    """A call that a statement makes for its effect, and not on a local: ``warnings.simplefilter()``; "" if none."""
+    """A call made for its side effect, not on a local variable: ``warnings.simplefilter()``; "" if none."""
     for x in ast.walk(statement):
         if isinstance(x, ast.Expr) and isinstance(x.value, ast.Call):
             root: ast.expr = x.value.func
@@ -70,8 +70,8 @@ def sets_something(statement: ast.stmt, locals_: set[str]) -> str:
 
 
 def is_setup(statement: ast.stmt, first: str) -> bool:
-    """``if self.file is None: self.file = ...``: opens something when it is first needed. Both parts run it.
-    ``first``: what the function calls ``self``; "" if it has none."""
+    """Whether a statement is ``if self.file is None: self.file = ...``, which opens something on first use. Both parts
+    run it. ``first``: the function's name for ``self``; "" if it has none."""
     if not isinstance(statement, ast.If) or statement.orelse or not first:
         return False
     assigned = set()
@@ -88,12 +88,12 @@ def is_setup(statement: ast.stmt, first: str) -> bool:
 def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
     """Attributes of its own object, and global variables, that a method assigns to in any branch.
 
-    Not those of ``is_setup``, and no items that are assigned: ``self.images[i] = image`` is how datasets keep what they
-    loaded. Items that are added to (``self.counts[i] += 1``) count, also by another name (``n = self.counts``).
+    Excludes ``is_setup`` and assignments to items: ``self.images[i] = image`` is how datasets cache what they loaded.
+    Includes augmented assignments to items (``self.counts[i] += 1``), also through another name (``n = self.counts``).
     """
     out: set[str] = set()
     added_to: list[ast.expr] = []
-    other_names: dict[str, set[str]] = {}  # local variables, with the attributes that they may be or be part of
+    other_names: dict[str, set[str]] = {}  # local variables -> attributes that they may be or be part of
     waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()
@@ -123,21 +123,20 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
 MUTATORS = {"append", "appendleft", "add", "update", "extend", "insert", "pop", "popleft", "popitem", "remove"}
 MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writelines"}
 MUTATORS |= {"fill"}
-IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")  # of tensors: ``mul_``
+IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")  # tensor methods such as ``mul_``
 
 
-ANY_NAME = "*"  # an attribute is written whose name is computed
+ANY_NAME = "*"  # an attribute with a computed name is written
 
 
 def names_written(tree: ast.FunctionDef, first: str) -> set[str]:
-    """Names of attributes and global variables whose value a function changes in any branch: it assigns to them, to an
-    item of them, or calls a method of theirs that changes a container. What only local variables hold does not count,
-    nor ``is_setup``."""
+    """Names of attributes and global variables that a function modifies in any branch: assigns to, or to one of their
+    items, or through a container's mutating method. Excludes values held only by local variables, and ``is_setup``."""
     return _Written(tree, first).names
 
 
 def names_written_through_locals(tree: ast.FunctionDef, first: str) -> set[str]:
-    """Those among them of which a part is changed that a local variable holds: ``x = self.kept[i]; x.mul_(2)``."""
+    """Those of ``names_written`` that are modified through a local variable: ``x = self.kept[i]; x.mul_(2)``."""
     return _Written(tree, first).through_locals
 
 
@@ -148,7 +147,7 @@ class _Written(ast.NodeVisitor):
         self._first = first
         self._locals = local_variables(tree)
         self._arguments = set(params_of(tree)) - {first}
-        # local variables, with the attributes that they may be or be part of
+        # local variables -> attributes that they may be or be part of
         self._attributes: dict[str, set[str]] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(whole := _without_items(node.value), ast.Attribute):
@@ -159,13 +158,13 @@ class _Written(ast.NodeVisitor):
             self.visit(statement)
 
     def _changes(self, holder: ast.expr, name: str = "") -> None:
-        """A value changes. ``name``: the attribute of it that is assigned to."""
+        """Records that a value changes. ``name``: the assigned attribute."""
         whole = _without_items(holder)
         root: ast.expr = whole
         while isinstance(root, (ast.Attribute, ast.Subscript)):
             root = root.value
         if isinstance(root, ast.Name) and root.id in self._arguments:
-            return  # mostly a value of this sample
+            return  # usually a value of the current sample
         of_local = root.id if isinstance(root, ast.Name) and root.id in self._locals else ""
         if of_local and of_local not in self._attributes:
             return
@@ -210,14 +209,15 @@ class _Written(ast.NodeVisitor):
 
 
 def _without_items(node: ast.expr) -> ast.expr:
-    """``self.boxes`` of ``self.boxes[i][0]``."""
+    """``self.boxes`` for ``self.boxes[i][0]``."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return node
 
 
 def is_reset(statement: ast.stmt, first: str) -> bool:
-    """``self.errors = 0``: the second part runs it. ``first``: what the function calls ``self``; "" if it has none."""
+    """Whether a statement is like ``self.errors = 0``, which the second part runs. ``first``: the function's name for
+    ``self``; "" if it has none."""
     if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant) and first):
         return False
     return all(isinstance(t, ast.Attribute) and is_name(t.value, first) for t in statement.targets)
@@ -238,7 +238,7 @@ def is_generator(tree: ast.FunctionDef) -> bool:
 
 
 def calls_in(node: ast.AST | None) -> Iterator[ast.Call | ast.Subscript]:
-    """Calls and subscripts in order of evaluation, without those that are evaluated conditionally or repeatedly."""
+    """Calls and subscripts in order of evaluation, except those evaluated conditionally or repeatedly."""
     unsafe = (ast.Lambda, *COMPREHENSIONS, ast.NamedExpr, ast.Await, ast.Yield)
     if node is None or isinstance(node, unsafe):
         return
@@ -259,14 +259,14 @@ def calls_in(node: ast.AST | None) -> Iterator[ast.Call | ast.Subscript]:
 
 
 def is_item(node: ast.AST) -> bool:
-    """Whether it reads an item: ``x[i]``, without slices."""
+    """Whether a node reads an item, ``x[i]``, without slices."""
     if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
         return False
     return not any(isinstance(x, ast.Slice) for x in ast.walk(node.slice))
 
 
 def calls_and_lists(node: ast.AST | None) -> Iterator[ast.Call | ast.ListComp]:
-    """Calls and list comprehensions of an expression, in order of evaluation; those inside a list's are left out."""
+    """Calls and list comprehensions of an expression, in order of evaluation, without those inside a comprehension."""
     if isinstance(node, ast.ListComp):
         yield node
     elif node is not None:
@@ -295,7 +295,7 @@ def operand_places(node: ast.AST) -> list[tuple[Any, Any, ast.AST]]:
 
 
 def shallow_copy(node: SomeNode) -> SomeNode:
-    """A copy of a node, with lists of its own."""
+    """Copies a node and its lists, but not its children."""
     new = copy.copy(node)
     for name, value in ast.iter_fields(node):
         if isinstance(value, list):
@@ -304,8 +304,8 @@ def shallow_copy(node: SomeNode) -> SomeNode:
 
 
 def is_chain(node: ast.AST, plain: frozenset[tuple[int, int]] | None = None) -> bool:
-    """A name, its attributes and items: ``self.rows[index]``, a constant, or a tuple of these. Nothing is called.
-    ``plain``: line and column of subscripts that may be in it; None: of any."""
+    """Whether a node is a name with attributes and items (``self.rows[index]``), a constant, or a tuple of these, so
+    that nothing is called. ``plain``: line and column of allowed subscripts; None: any."""
     if isinstance(node, (ast.Name, ast.Constant)):
         return True
     if isinstance(node, ast.Attribute):
@@ -333,13 +333,13 @@ def params_of(tree: ast.FunctionDef) -> list[str]:
 
 
 def first_param(tree: ast.FunctionDef, is_method: bool) -> str:
-    """What a method calls ``self``; "" for a function."""
+    """A method's name for ``self``; "" for a function."""
     named = [*tree.args.posonlyargs, *tree.args.args]
     return named[0].arg if is_method and named else ""
 
 
 def names_read(nodes: Iterable[ast.AST]) -> set[str]:
-    """Variables that are read or deleted in nodes, also in functions inside them."""
+    """Variables read or deleted in nodes, including nested functions."""
     found = set()
     for x in (x for node in nodes for x in ast.walk(node)):
         if isinstance(x, ast.Name) and isinstance(x.ctx, (ast.Load, ast.Del)):
@@ -350,7 +350,7 @@ def names_read(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def names_bound(nodes: Iterable[ast.AST]) -> set[str]:
-    """Variables that nodes bind in the scope in which they stand."""
+    """Variables that nodes bind in their own scope."""
     return {name for node in nodes for x in _in_scope(node) for name in _bound_by(x)}
 
 
@@ -368,8 +368,8 @@ def _bound_by(x: ast.AST) -> list[str]:
 
 
 def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes whose names are of the scope that a node stands in: not those of functions, classes and comprehensions
-    inside it, but ``:=`` in these."""
+    """Nodes whose names belong to the scope of the given node: excludes nested functions, classes and comprehensions,
+    but includes ``:=`` in the latter."""
     yield node
     if isinstance(node, COMPREHENSIONS):
         yield from (x.target for x in ast.walk(node) if isinstance(x, ast.NamedExpr))
@@ -379,12 +379,12 @@ def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def local_variables(tree: ast.FunctionDef) -> set[str]:
-    """Local variables of a function that are no parameters."""
+    """Local variables of a function that are not parameters."""
     return names_bound(tree.body) - set(params_of(tree))
 
 
 def read_before_bound(block: list[ast.stmt]) -> set[str]:
-    """Variables that a block may read before it has bound them itself."""
+    """Variables that a block may read before it binds them."""
     bound: set[str] = set()
     needed: set[str] = set()
     for statement in block:
@@ -403,7 +403,7 @@ def read_before_bound(block: list[ast.stmt]) -> set[str]:
 
 
 def bound_once(body: list[ast.stmt], params: list[str]) -> set[str]:
-    """Variables that one statement binds or deletes, here or in a function inside; parameters that none does."""
+    """Variables bound or deleted by exactly one statement, here or in a nested function; parameters bound by none."""
     counts = Counter(params)
     for x in (x for statement in body for x in ast.walk(statement)):
         counts.update([x.id] if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Del) else _bound_by(x))

@@ -52,32 +52,32 @@ from .users_code import is_users_module
 from .value_digests import Entry
 from .verify import CHANGES, attribute_of_dataset, changed_name, verify
 
-MOST_PLANS = 24  # that are verified
-MEMO_SHARE = 0.3  # of a sample's time that a cut leaves: then calls that could be kept are looked for
+MOST_PLANS = 24  # verified at most
+MEMO_SHARE = 0.3  # minimum share of a sample's time left by a cut for which cacheable calls are searched
 
 
 class TrialResult(NamedTuple):
-    """What a trial found."""
+    """Result of a trial."""
 
-    plan: Plan | None  # None where nothing can be kept
-    rows: list[Row]  # what is kept and what is not, in the order in which it runs
-    why_not: str  # why not more, or why nothing; "" where everything is kept
+    plan: Plan | None  # None if no first part can be cached
+    rows: list[Row]  # what is cached and what is not, in execution order
+    why_not: str  # why no more, or nothing; "" if everything is cached
     sample_s: float = 0.0  # seconds that a sample takes
-    changes: str = ""  # an attribute of the dataset that loading a sample changes; "" where none
-    memo: MemoPlan | None = None  # calls that are kept instead, where that leaves less to do; ``plan`` is None then
-    opened: dict[str, Entry] | None = None  # what loading the first sample makes. See ``Inputs.opened``.
-    files: Sequence[str] = ()  # some of those that samples are read from
-    folders: Mapping[str, Collection[str]] = {}  # in which the trial's samples opened files, with their suffixes
+    changes: str = ""  # an attribute of the dataset that loading a sample changes; "" if none
+    memo: MemoPlan | None = None  # calls that are cached instead, if that leaves less to do; ``plan`` is then None
+    opened: dict[str, Entry] | None = None  # what loading the first sample creates. See ``Inputs.opened``.
+    files: Sequence[str] = ()  # some of the files from which samples are read
+    folders: Mapping[str, Collection[str]] = {}  # where the trial's samples opened files, with their suffixes
     has_no_effects: bool = False  # nor is anything printed, logged or written
-    may_write: bool = True  # loading a sample may change something that another one reads, in some branch
-    is_stateless: bool = False  # loading a sample changes nothing of the dataset, in any branch
-    assigns: bool = False  # loading a sample may set attributes of the dataset, if only when they are first needed
-    only_in_workers: str = ""  # why no other process may play the part of workers
-    draws: bool = False  # making a sample moved a random generator
-    may_draw: bool = False  # the user's code names what draws, though perhaps not for each sample
-    sources: Sequence[str] = ()  # files with the source of functions that are rewritten
-    collate_s: float = 0.0  # seconds that collating takes for each sample; 0: not known
-    collate: TrialResult | None = None  # which calls of the loader's collate function are kept; None: none
+    may_write: bool = True  # loading a sample may, in some branch, change something that another one reads
+    is_stateless: bool = False  # loading a sample changes nothing in the dataset, in any branch
+    assigns: bool = False  # loading a sample may set attributes of the dataset, even if only on first use
+    only_in_workers: str = ""  # why no other process may emulate workers
+    draws: bool = False  # making a sample advanced a random generator
+    may_draw: bool = False  # the user's code names drawing functions, perhaps not used by each sample
+    sources: Sequence[str] = ()  # source files of rewritten functions
+    collate_s: float = 0.0  # collate time per sample; 0 if unknown
+    collate: TrialResult | None = None  # cached calls of the loader's collate function; None if there are none
 
 
 def find_plan(
@@ -88,9 +88,9 @@ def find_plan(
     sampler: Iterable[Index] = (),
     collate_fn: Callable[[list[Sample]], Batch] | None = None,
 ) -> TrialResult:
-    """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
-    must not depend on attributes that the script changes in each epoch (``changing``). ``indices``, ``sampler``: see
-    ``TrialSamples``. ``collate_fn``: of the user's, some calls of which may be kept, too."""
+    """Finds what can be cached of a dataset's samples, within ``limit_s`` seconds, in an isolated process (see
+    ``isolate``). It must not depend on attributes that the script changes in each epoch (``changing``). ``indices``,
+    ``sampler``: see ``TrialSamples``. ``collate_fn``: a user's function, whose calls may be cached too."""
     if is_far(dataset):
         allow_connections()
         reopen(dataset)
@@ -99,7 +99,7 @@ def find_plan(
     if collate_fn is None or not math.isfinite(samples.sample_s):
         return found
     of_collate: TrialResult | None = None
-    with contextlib.suppress(Exception):  # the user's
+    with contextlib.suppress(Exception):  # the user's errors
         batches = collate_samples(samples, collate_fn)
         if batches is not None:
             of_collate = _described(batches, limit_s, {*changing, *_changed_by(samples)})
@@ -110,12 +110,12 @@ def find_plan(
 
 
 def _changed_by(samples: TrialSamples) -> set[str]:
-    """Attributes and global variables that making some sample may change."""
+    """Attributes and global variables that making a sample may change."""
     return samples.may_write | samples.assigned | samples.stored | set(map(changed_name, samples.changes))
 
 
 def _described(samples: TrialSamples, limit_s: float, changing: Collection[str]) -> TrialResult:
-    """What is found with some samples, and what is known of them."""
+    """Runs the trial, and adds what is known about the samples."""
     dataset = samples.dataset
     inputs = Inputs(dataset)
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
@@ -123,7 +123,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     found = _found(samples, time.monotonic() + limit_s, changing)
     may_write = not samples.loaded or bool(samples.changes or samples.may_write)
     is_stateless = not (may_write or samples.made or samples.draws_once)
-    is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
+    is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
     nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
     return found._replace(
         sample_s=samples.sample_s,
@@ -143,7 +143,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
 
 
 def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
-    """The plan, or the calls that are kept instead, or why there is neither."""
+    """Finds the plan, the calls to cache instead, or the reason for neither."""
     reason = ""
     try:
         samples.load_first()
@@ -155,9 +155,9 @@ def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> Tr
     except Exception as e:  # the user's, for some random numbers
         reason = f"a sample that could be loaded fails when it is loaded again: {one_line(e)}"
         found = TrialResult(None, [], reason)
-    if found.plan is not None:  # where the machine has other work, the first samples took too long
+    if found.plan is not None:  # on a busy machine, the first samples took too long
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
-    # Beside calls that are kept a cache of the dataset's own would grow: the samples would be held twice.
+    # Cached calls would hold samples a second time, beside the dataset's own growing cache.
     is_enough = found.plan is not None and (found.plan.own_caches or found.plan.tail_s <= MEMO_SHARE * samples.sample_s)
     return found if reason or is_enough else _or_pure_calls(samples, found, changing)
 
@@ -173,7 +173,7 @@ def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) ->
         return TrialResult(None, [], "it is asked for by what is no number: calls alone can be kept")
     called = samples.dataset.__getitem__
     name = f"{type(samples.dataset).__name__}.__getitem__"
-    if not samples.draws:  # then no source has to be parsed: 0.1 s for a file of 7,000 lines
+    if not samples.draws:  # avoids parsing the source: 0.1 s for a file of 7,000 lines
         plan = Plan(WholeNode())
         if not verify(plan, samples, changing):
             return TrialResult(plan, rows_of(plan.root, name), "")
@@ -208,7 +208,7 @@ def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) ->
 
 
 def _or_pure_calls(samples: TrialSamples, found: TrialResult, changing: Collection[str]) -> TrialResult:
-    """The same, or calls that are kept instead of a first part, if that leaves less to do."""
+    """Returns ``found``, or calls to cache instead of a first part if that leaves less to do."""
     survey = Survey(samples, changing)
     memo = survey.run()
     plan = found.plan
@@ -222,7 +222,7 @@ def _or_pure_calls(samples: TrialSamples, found: TrialResult, changing: Collecti
 
 
 def _joined(reasons: list[str]) -> str:
-    """Reasons as one text; the first of those that differ in numbers only: "seen was a dict of 2"."""
+    """Joins reasons; of those that differ only in numbers ("seen was a dict of 2"), keeps the first."""
     first: dict[str, str] = {}
     for reason in filter(None, reasons):
         first.setdefault(re.sub(r"\d+", "", reason), reason)

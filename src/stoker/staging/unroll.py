@@ -1,4 +1,4 @@
-"""Loops over transforms, list comprehensions of one item, and decorators' ``*args``, written so that a cut can lie
+"""Rewrites loops over transforms, list comprehensions over one item, and decorators' ``*args``, so that a cut can lie
 inside what they call."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SELF = "_stoker_self"
 
 
 def tree_for(fn: types.FunctionType, unrolled: bool, named: bool = False) -> Function:
-    """A copy of a function's tree, on request with its loops over transforms and its list comprehensions unrolled.
-    ``named``: ``self`` gets a name if it is only the first of ``*args``. Raises NoSource: see ``tree_of``."""
+    """Copies a function's tree; on request, unrolls its loops over transforms and its list comprehensions. ``named``:
+    gives ``self`` a name if it is only the first of ``*args``. Raises NoSource; see ``tree_of``."""
     function = tree_of(fn)
     tree = copy.deepcopy(function.tree)
     if named:
@@ -30,8 +30,8 @@ def tree_for(fn: types.FunctionType, unrolled: bool, named: bool = False) -> Fun
 
 
 def _name_self(tree: ast.FunctionDef) -> None:
-    """``def wrapper(*args): return fn(*args)``, as decorators are written, becomes ``def wrapper(self, *args): return
-    fn(self, *args)``."""
+    """Turns a decorator's ``def wrapper(*args): return fn(*args)`` into ``def wrapper(self, *args): return fn(self,
+    *args)``."""
     name = "" if tree.args.vararg is None else tree.args.vararg.arg
     if tree.args.posonlyargs or tree.args.args or name not in bound_once(tree.body, params_of(tree)):
         return
@@ -61,7 +61,7 @@ def has_unrollable(fn: types.FunctionType) -> bool:
 
 
 def _is_loop(node: ast.AST, tree: ast.FunctionDef) -> bool:
-    """Whether a statement is ``for t in transforms: x = t(x)`` or ``x, y = t(x, y)``, and ``t`` is named only there."""
+    """Whether a statement is ``for t in transforms: x = t(x)`` or ``x, y = t(x, y)``, and ``t`` occurs only there."""
     if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or node.orelse or len(node.body) != 1:
         return False
     loop = node.target.id
@@ -73,7 +73,7 @@ def _is_loop(node: ast.AST, tree: ast.FunctionDef) -> bool:
 
 
 class _LoopsAsCalls(ast.NodeTransformer):
-    """``for t in transforms: x = t(x)`` becomes ``x = _stoker.loop(transforms)(x)``."""
+    """Turns ``for t in transforms: x = t(x)`` into ``x = _stoker.loop(transforms)(x)``."""
 
     def __init__(self, tree: ast.FunctionDef) -> None:
         self._tree = tree
@@ -101,9 +101,9 @@ def _is_unrollable(node: ast.AST) -> bool:
 
 
 def _unroll(statement: ast.stmt, number: int) -> list[ast.stmt]:
-    """``x = [f(i) for i in items]`` for one item: ``i = _stoker.only(items); v = f(i); x = [v]``. Transforms that are
-    called with a batch of one sample are written so: a cut can then lie inside ``f``. Only in simple statements, and
-    where nothing with a side effect is evaluated before the list."""
+    """Turns ``x = [f(i) for i in items]`` with one item into ``i = _stoker.only(items); v = f(i); x = [v]``. Calls of
+    transforms on a batch of one sample look like this; a cut can then lie inside ``f``. Only in simple statements, and
+    if nothing with a side effect is evaluated before the list."""
     root = root_of(statement)
     loop = next(iter(calls_and_lists(root)), None)
     if not isinstance(loop, ast.ListComp) or not _is_unrollable(loop):
@@ -127,13 +127,13 @@ def _unroll(statement: ast.stmt, number: int) -> list[ast.stmt]:
 
 
 def is_first_of_list(statement: ast.stmt) -> bool:
-    """Whether it asks for the item of an unrolled list."""
+    """Whether a statement fetches the item of an unrolled list."""
     return getattr(statement, "source", (None, 1))[1] > 1
 
 
 def as_in_source(block: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements that are not cut inside, with what was unrolled in them as it was: lists of other samples may have
-    more items, which the second part finds when it is too late to make the sample as a whole."""
+    """Restores the loops in statements that are not cut inside. Lists of other samples may have more items, which the
+    second part would discover too late to make the sample as a whole."""
 
     class Loops(ast.NodeTransformer):
         def visit_Assign(self, node: ast.Assign) -> Any:

@@ -1,4 +1,4 @@
-"""What code is the user's, and which names it mentions."""
+"""Decides which code is the user's, and which names it mentions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .library_objects import Held, file_stamp
 
 
 def qualified_name(x: Held) -> str:
-    """The name of a function or a class, with its module's."""
+    """Name of a function or class, including its module."""
     return f"{module_name(x.__module__)}.{x.__qualname__}"
 
 
 def module_name(name: str) -> str:
-    """The script's module has the same name where another script imports it."""
+    """Module name, with ``__main__`` replaced by the name under which another script would import it."""
     file = getattr(sys.modules.get("__main__"), "__file__", None) if name == "__main__" else None
     return os.path.splitext(os.path.basename(file))[0] if file else name
 
@@ -39,9 +39,9 @@ def is_users_module(module: object) -> bool:
     if getattr(module, "__name__", "") == "__main__":
         return True
     file = getattr(module, "__file__", None)
-    if file is None:  # a namespace package, or built in
+    if file is None:  # a namespace package or a built-in module
         paths = list(getattr(module, "__path__", ()))
-        if type(module) is types.ModuleType and module.__spec__ is None:  # made by a script
+        if type(module) is types.ModuleType and module.__spec__ is None:  # created by a script
             return True
         return bool(paths) and is_users(os.path.join(paths[0], "x.py"))
     return is_users(file) and file.endswith((".py", ".pyc"))
@@ -72,7 +72,7 @@ def token_of_code(code: types.CodeType) -> bytes:
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions inside it."""
+    """Yields a function's code and that of nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -81,7 +81,8 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Global variables that a function loads; all names and texts that it mentions; modules that it imports."""
+    """Global variables that a function loads; all names and identifier-like strings that it mentions; modules that it
+    imports."""
     read, mentioned, imported = set(), set(), set()
     for c in codes_of(code):
         mentioned |= {*c.co_names, *(k for k in c.co_consts if isinstance(k, str) and k.isidentifier())}
@@ -95,7 +96,7 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], froz
 
 @functools.lru_cache(maxsize=4096)
 def attributes_read(code: types.CodeType) -> frozenset[tuple[str, ...]]:
-    """Global variables whose attributes a function loads, with their names: ``("sys", "argv")``."""
+    """Global variables whose attributes a function loads, with the attribute names: ``("sys", "argv")``."""
     found: set[tuple[str, ...]] = set()
     for c in codes_of(code):
         names: tuple[str, ...] = ()
@@ -111,7 +112,7 @@ def attributes_read(code: types.CodeType) -> frozenset[tuple[str, ...]]:
 
 
 def file_of_module(name: str) -> object:
-    """The stamps of the file from which a module would be imported."""
+    """Stamps of the file from which a module would be imported."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):

@@ -1,6 +1,6 @@
-"""Digests of single values: plain ones, arrays, tensors, tables, files, and what a native object pickles to.
+"""Digests of single values: plain ones, arrays, tensors, tables, files, and the pickled state of native objects.
 
-A digest has every byte of the value, or there is none: then ``opaque`` says which object has none.
+A digest covers every byte of the value. If that is impossible, ``opaque`` names the object.
 """
 
 from __future__ import annotations
@@ -40,51 +40,47 @@ from .library_objects import (
 )
 from .users_code import is_library_class
 
-MOST_BYTES = 4 << 30  # of arrays: more is not digested before each epoch
-MOST_MAPPED_BYTES = 256 << 20  # of a file; of what is larger, the stamps of the file count
-MOST_ARROW_BYTES = 64 << 20  # of what is larger, and mostly mapped from a file, the object counts
+MOST_BYTES = 4 << 30  # of arrays; more takes too long to digest before each epoch
+MOST_MAPPED_BYTES = 256 << 20  # mapped from a file; for larger arrays the file's stamps count
+MOST_ARROW_BYTES = 64 << 20  # larger objects, mostly mapped from a file, are compared by identity
 
 
 class Entry(NamedTuple):
     """One part of the inputs."""
 
-    text: str  # for people
-    digest: object  # of every byte of it; compared by ``==``
-    is_opaque: bool = False  # the digest is its type only
+    text: str  # readable description
+    digest: object  # covers every byte; compared by ``==``
+    is_opaque: bool = False  # the digest covers only the type
 
 
 def readable(path: str) -> str:
-    """A path for people: "dataset.flags" of "dataset[0].flags", "conf.SIZE" of "dataset[1]['conf.SIZE']"."""
+    """Readable form of a path: "dataset.flags" for "dataset[0].flags", "conf.SIZE" for "dataset[1]['conf.SIZE']"."""
     if path.startswith("dataset[1]['"):
         return path.removeprefix("dataset[1]['").replace("']", "", 1)
     return path.replace("dataset[0]", "dataset", 1)
 
 
 class ValueDigests(ABC):
-    """Makes entries of values that have no parts. ``shared``: whether memory that processes share counts;
-    ``across_runs``: digests are the same in every process.
-
-    Attributes:
-        opaque: by path, what has no complete digest.
-        handles: paths of open files, databases, and objects whose state cannot be read.
+    """Makes entries for values without parts. ``shared``: whether memory that processes share counts; ``across_runs``:
+    digests are the same in every process.
     """
 
     def __init__(self, shared: bool, across_runs: bool) -> None:
         self.opaque: dict[str, str] = {}
         self.handles: set[str] = set()
-        self._depends_on_gradients = False  # whether they are asked for: it holds tensors that require some
+        self._depends_on_gradients = False  # holds tensors with requires_grad, so whether gradients are enabled matters
         self._shared = shared
         self._across_runs = across_runs
         self._bytes = 0
-        # By id: a number, the object (else its id might become that of another one), and the path where it was found.
+        # By id: a number, the object (kept alive so that its id is not reused), and the path where it was found.
         self._seen: dict[int, tuple[int, object, str]] = {}
 
     @abstractmethod
     def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
-        """A digest of a value with all that it holds."""
+        """Digest of a value and all it contains."""
 
     def _leaf(self, x: Held, path: str) -> Entry | None:
-        """The entry of a value that has no parts; None: it has some."""
+        """The entry of a value without parts; None if it has parts."""
         if type(x) in PLAIN:
             return Entry(repr(x)[:60], token_of_plain(x))
         if isinstance(x, VALUES) and is_library_class(type(x)):
@@ -99,7 +95,7 @@ class ValueDigests(ABC):
         return self._library_object(x, path)
 
     def _library_object(self, x: Held, path: str) -> Entry | None:
-        """The entry of an object whose class says what its state is."""
+        """The entry of an object whose class reveals its state."""
         if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)) and not is_bound(x):
             return Entry(f"a {type(x).__name__}", name_of_native(x))
         for kind, state in LIBRARY_STATES.items():
@@ -129,7 +125,7 @@ class ValueDigests(ABC):
         return None
 
     def _name_of_immutable(self, x: Held, package: str) -> object:
-        """What an object that cannot change is known by: itself; in other processes by how it describes itself."""
+        """Identity of an immutable object: its id; across runs, its own description."""
         self._seen.setdefault(id(x), (len(self._seen), x, ""))
         if not self._across_runs:
             return id(x)
@@ -185,7 +181,7 @@ class ValueDigests(ABC):
         return Entry(f"a {type(x).__name__} of {len(x)}", (type(x).__name__, x.shape, more, tuple(found)))
 
     def _column(self, column: Held, path: str) -> object:
-        categories = getattr(getattr(column, "dtype", None), "categories", None)  # of pandas: their order counts
+        categories = getattr(getattr(column, "dtype", None), "categories", None)  # in pandas, their order counts
         own = (
             None if categories is None else self._flat([list(categories), column.dtype.ordered], plain=False, path=path)
         )
@@ -208,10 +204,10 @@ class ValueDigests(ABC):
         return hashlib.blake2b(data, digest_size=16).digest()
 
     def _native_state(self, x: Held) -> tuple[object, bool]:
-        """What a native object pickles to, and whether that is all of it."""
+        """The pickled state of a native object, and whether it is complete."""
         own = copyreg.dispatch_table.get(type(x))
         plain: Held = object
-        # What a class of the user's says may leave something out.
+        # Methods of a user's class may omit something.
         cls: Held = next(base for base in type(x).__mro__ if is_library_class(base))
         try:
             if own is not None:

@@ -1,6 +1,6 @@
-"""Verifies, by running it on samples, that a plan's two parts give what the whole gives, and leave what it leaves.
+"""Verifies on samples that a plan's two parts give the same result and side effects as the whole.
 
-Each of the samples is made as a whole, and in two parts with the first part under other random states. Then:
+Each sample is made as a whole, and in two parts with the first part under other random states. Then:
 
 1. the sample must have the same bits, and all generators the same states afterwards;
 2. the first part, run again, must give the same bits, draw nothing, and have no variables that share memory;
@@ -40,22 +40,22 @@ from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, pickled, take
 from .syntax import ANY_NAME
 
-READS = 3  # of what is kept, of which the fastest counts
-NAMES = 16  # attributes of which it is tried whether they are written before they are read
-TAILS, TAILS_S = 9, 0.1  # times that a second part is timed, and seconds after which that ends
-REPEATS, REPEATS_S = 64, 0.2  # of a second part that might write to what it is given, and seconds after which that ends
+READS = 3  # of the cached state; the fastest counts
+NAMES = 16  # maximum number of attributes tested for being written before they are read
+TAILS, TAILS_S = 9, 0.1  # maximum number of timed runs of a second part, and time limit in seconds
+REPEATS, REPEATS_S = 64, 0.2  # of a second part that may write to its input, and time limit in seconds
 LEAST_REPEATS = 4
 CHANGES = "what comes before the cut changes what outlives a sample"
 GLOBAL = set(PROCESS_WIDE)
 
 
 def mean_without_longest(seconds: list[float]) -> float:
-    """The mean of some times. The longest is left out if there are several: the machine does other work, too."""
+    """Mean of some times, without the longest if there are several: the machine may be busy."""
     return float(np.mean(sorted(seconds)[: max(1, len(seconds) - 1)]))
 
 
 class SplitCost(NamedTuple):
-    """What a sample in two parts costs."""
+    """Cost of a sample in two parts."""
 
     head_s: float
     read_s: float
@@ -63,8 +63,8 @@ class SplitCost(NamedTuple):
 
 
 def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) -> str:
-    """Why a plan must not be used; "" if it may be. Fills in the plan's figures. The first part must not read what the
-    script changes in each epoch (``changing``)."""
+    """Verifies a plan and fills in its figures. Returns why it must not be used; "" if it may be. The first part must
+    not read what the script changes in each epoch (``changing``)."""
     plan.own_caches = samples.own_caches
     verification = _Verification(plan, samples, changing)
     try:
@@ -88,7 +88,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
     is_unknown = code.looks_up_names or is_native or verification.holds_objects
     plan.reads = None if is_unknown else samples.may_read(code.names)
-    # The shortest times: what else the machine does only adds to them.
+    # The shortest times: other load on the machine only adds to them.
     plan.head_s = min(c.head_s for c in costs)
     plan.read_s = min(c.read_s for c in costs)
     plan.tail_s = verification.tail_time()
@@ -121,19 +121,19 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
 
 
 class _Verification:
-    """One plan, on some samples."""
+    """Verifies one plan on some samples."""
 
     def __init__(self, plan: Plan, samples: TrialSamples, changing: Collection[str]) -> None:
-        self.code = Executed(samples.dataset)  # looks at the code of the first part
-        # what is kept has objects of the dataset's own, of which the second part may read anything
+        self.code = Executed(samples.dataset)  # inspects the code of the first part
+        # the cached state contains objects of the dataset, in which the second part may read anything
         self.holds_objects = False
         self._plan = plan
         self._samples = samples
         self._changing = set(changing)
 
     def run(self) -> list[SplitCost]:
-        """What the samples cost that were loaded at first. Raises CacheError: the plan must not be used; Unplanned: not
-        all samples take the same branch."""
+        """Returns the costs of the first loaded samples. Raises CacheError if the plan must not be used; Unplanned if
+        not all samples take the same branch."""
         costs = [self._verify_sample(i, None) for i in self._samples.loaded[:2]]
         self._plan.scratch = self._attributes_not_read()
         while not self._verify_fresh():
@@ -144,9 +144,9 @@ class _Verification:
         return self._plan.head(self._samples.dataset, i)
 
     def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> SplitCost:
-        """Compares the parts of one sample with the whole. ``first_state``: what the first part gave before, under
-        other random states; None: it is run once more. Raises CacheError: they differ, or the first part cannot be
-        kept; the message says why."""
+        """Compares the parts of a sample with the whole. ``first_state``: earlier result of the first part under other
+        random states; None: run it again. Raises CacheError if they differ or the first part cannot be cached; the
+        message says why."""
         samples, plan = self._samples, self._plan
         whole = samples.whole(i)
         states = samples.seed_anew()
@@ -156,7 +156,7 @@ class _Verification:
         moved = states.moved()
         refuse_aliases(state, samples.dataset)
         kept = Kept(state)
-        read_s = min(kept.time_of_reading() for _ in range(READS))  # the first one maps new memory
+        read_s = min(kept.time_of_reading() for _ in range(READS))  # the first read maps new memory
         argument = kept.read()
         samples.seed_as_wholes()
         sample = plan.tail(samples.dataset, argument)
@@ -179,7 +179,7 @@ class _Verification:
         return SplitCost(head_s, read_s, kept.nbytes)
 
     def _is_kept_by_dataset(self, i: int) -> bool:
-        """Whether the first part gives what a cache of the dataset's own holds."""
+        """Whether the first part returns what the dataset's own cache holds."""
         dataset, caches = self._samples.dataset, self._plan.own_caches
         call = Call(dataset.__getitem__, (i,), {})
         with emptied(dataset, caches):
@@ -190,12 +190,12 @@ class _Verification:
         """Names in the code of the second part, and in the user's functions that it names."""
         code, state = Executed(self._samples.dataset), Kept(self._head(self._samples.loaded[0])).read()
         self._samples.seed_anew()
-        with contextlib.suppress(Exception, Unplanned):  # for some random numbers
+        with contextlib.suppress(Exception, Unplanned):  # fails for some random numbers
             code.run(lambda: self._plan.tail(self._samples.dataset, state))
         return code.names
 
     def tail_time(self) -> float:
-        """Seconds that the second part takes, the mean over random states: some branches load another sample."""
+        """Mean seconds of the second part over random states: some branches load another sample."""
         state = Kept(self._head(self._samples.loaded[0]))
         spent: list[float] = []
         began = time.perf_counter()
@@ -203,15 +203,15 @@ class _Verification:
             argument = state.read()
             self._samples.seed_anew()
             start = time.perf_counter()
-            with contextlib.suppress(Exception, Unplanned):  # for some random numbers
+            with contextlib.suppress(Exception, Unplanned):  # fails for some random numbers
                 self._plan.tail(self._samples.dataset, argument)
             spent.append(time.perf_counter() - start)
         return mean_without_longest(spent)
 
     def _verify_unwritten(self, kept: Kept) -> None:
-        """What the first part gives is memory of the dataset's own: the second part must not write to it."""
+        """Checks that the second part does not write to the first part's result, which is memory of the dataset."""
         began = time.perf_counter()
-        for k in range(REPEATS):  # in some branches only
+        for k in range(REPEATS):  # it may write in some branches only
             if k >= LEAST_REPEATS and time.perf_counter() - began > REPEATS_S:
                 break
             argument = kept.read()
@@ -221,8 +221,8 @@ class _Verification:
                 raise CacheError("what comes after the cut writes to memory of the dataset's own")
 
     def _changing_and_not_named(self) -> Iterator[tuple[str, list[object]]]:
-        """Attributes of datasets that the script changes in each epoch and only libraries name: Pillow's pictures have
-        a ``size``, too."""
+        """Attributes of datasets that the script changes in each epoch and that only library code names: Pillow images
+        also have a ``size``, for example."""
         datasets = list(inner_datasets(self._samples.dataset))
         for name in self._changing - self.code.user_names:
             holders = [x for x in datasets if name in _own_attributes(x) and not _library_names(type(x), name)]
@@ -230,9 +230,9 @@ class _Verification:
                 yield name, holders
 
     def _attributes_not_read(self) -> set[str]:
-        """Paths of attributes that the first part does not read, or writes before that: among those that loading a
-        sample writes (albumentations' and MONAI's transforms note on themselves what they did last), and those that
-        the script changes in each epoch. It is tried by putting something there that cannot be used."""
+        """Paths of attributes that the first part does not read, or writes before reading. Tests those that loading a
+        sample writes (albumentations' and MONAI's transforms record their last call on themselves), and those that the
+        script changes in each epoch. The test replaces their values by an unusable object."""
         samples, i = self._samples, self._samples.loaded[0]
         whole = Executed(samples.dataset)
         samples.seed_anew()
@@ -262,9 +262,8 @@ class _Verification:
         return out
 
     def _verify_fresh(self) -> bool:
-        """The first part of a sample that was never loaded must change nothing that can be seen: what it notes for
-        each sample once is found so. False where that sample cannot be loaded at all: then another one is to be
-        tried."""
+        """Checks that the first part of a sample never loaded before changes nothing visible, which detects per-sample
+        bookkeeping. Returns False if that sample cannot be loaded at all, so another must be tried."""
         samples = self._samples
         known = samples.loaded[-1]
         fresh = samples.fresh.pop(0) if samples.fresh else known
@@ -287,7 +286,7 @@ class _Verification:
         samples.variables |= self.code.variables
         readable = samples.readable()
         before = Fingerprint(readable, skip=self._plan.scratch)
-        written, printed = file_positions(readable), output_size()  # in this order: a position is right after a flush
+        written, printed = file_positions(readable), output_size()  # in this order: positions are correct after a flush
         samples.seed_anew()
         state = stored_copy(self.code.run(lambda: self._head(fresh)))  # before anything else writes to it
         changes = before.changed(samples.readable())
@@ -303,7 +302,7 @@ class _Verification:
 
 
 class Kept:
-    """A state, or the result of a call, as a store keeps it. Raises CacheError: it cannot be kept."""
+    """A state or call result in the form in which a store holds it. Raises CacheError if it cannot be stored."""
 
     def __init__(self, state: PreparedState) -> None:
         self._text, leaves = take(state)
@@ -315,14 +314,14 @@ class Kept:
         return Layout(self._text).put(self._leaves)
 
     def time_of_reading(self) -> float:
-        """Seconds that a copy takes."""
+        """Seconds to make a copy."""
         began = time.perf_counter()
         self.read()
         return time.perf_counter() - began
 
 
 class _Unusable:
-    """Stands in place of an attribute's value that should not be read."""
+    """Replaces an attribute's value that must not be read."""
 
     def _refuse(self, *_: object, **__: object) -> Any:
         raise TypeError("an attribute is read before it is written")
@@ -337,12 +336,12 @@ _UNUSABLE = _Unusable()
 
 def _own_attributes(x: object) -> Attributes:
     attributes = getattr(x, "__dict__", None)
-    # A class has none that could be written like this; native code relies on those of a table.
+    # excludes classes, whose attributes cannot be written like this, and tables, on which native code relies
     return attributes if isinstance(attributes, dict) and not is_table(x) else {}
 
 
 def _library_names(cls: type, name: str) -> bool:
-    """Whether a method that a class has from a library mentions a name."""
+    """Whether a method that a class inherits from a library mentions a name."""
     methods = (x for base in cls.__mro__ for x in vars(base).values() if isinstance(x, types.FunctionType))
     return any(is_library(x.__code__) and name in x.__code__.co_names for x in methods)
 
@@ -351,18 +350,18 @@ def _library_names(cls: type, name: str) -> bool:
 
 
 def readable_change(change: str) -> str:
-    """A change without the root that all paths begin with."""
+    """A change without the root common to all paths."""
     return change.removeprefix("dataset[0]").removeprefix("dataset[1]").removeprefix(".")
 
 
 def _lies_in(change: str, places: set[str]) -> bool:
-    """Whether a change of the dataset lies at, or below, one of some paths."""
+    """Whether a change of the dataset lies at or below one of some paths."""
     found = change.removeprefix("dataset[0]").removeprefix("dataset")
     return any(re.match(re.escape(place.removeprefix("dataset[0]")) + r"[ .\[]", found + " ") for place in places)
 
 
 def changed_name(path: str) -> str:
-    """The name of the attribute or variable that changed: "count" of "dataset.inner.count['a'] was 0 and is 1"."""
+    """Name of the changed attribute or variable: "count" for "dataset.inner.count['a'] was 0 and is 1"."""
     variable = re.match(r"dataset\[1\]\['[^']*?(\w+)'\]", path)
     path = re.sub(r"\[(?:'[^']*'|\"[^\"]*\")\]", "[]", path)
     found = re.match(r".*?(?= was | is |$)", path)
@@ -371,7 +370,7 @@ def changed_name(path: str) -> str:
 
 
 def attribute_of_dataset(path: str) -> str:
-    """The attribute of the dataset itself that a change concerns: "count" of "dataset.count was 0 and is 1"."""
+    """The dataset's own attribute that a change concerns: "count" for "dataset.count was 0 and is 1"."""
     found = re.match(r"dataset(?:\[0\])?\.(\w+)(?:\[[^.]*\])*(?: |$)", path)
     return found[1] if found else ""
 
@@ -380,13 +379,13 @@ def attribute_of_dataset(path: str) -> str:
 
 
 def file_positions(roots: object) -> list[int]:
-    """The position of each file that is open to be written to."""
+    """Position of each file open for writing."""
     files = (x for _, x in walk(roots) if isinstance(x, io.IOBase))
     return [x.tell() for x in files if not x.closed and x.writable() and x.seekable()]
 
 
 def _iterator_read(samples: TrialSamples, code: Executed) -> str:
-    """The path of an iterator that code may read, which gives something else each time; "" where there is none."""
+    """Path of an iterator that the code may read, which yields something else each time; "" if there is none."""
     roots = samples.dataset, globals_now(code.variables)
     for path, x in walk(roots, None if code.looks_up_names else code.names):
         if hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools"):

@@ -1,7 +1,7 @@
-"""Vets branches of the user's code: a sample that takes a new one is made again in other surroundings and compared.
+"""Vets branches of the user's code: a sample that takes a new branch is recomputed under other conditions and compared.
 
-That happens in a child process, which can change nothing here. A branch that changes what the dataset holds is never
-kept; one that changes what kept parts read ends the cache.
+This runs in a child process, which can change nothing here. Samples that take a branch which changes the dataset are
+never cached; a branch that changes what cached parts read ends the cache.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .source import Function, NoSource, tree_of
 from .value_digests import Entry
 
 T = TypeVar("T")
-RUNS = 2  # that must give the same
-LIMIT_S = 5.0  # and LIMIT times what making the sample took
+RUNS = 2  # number of runs that must give the same
+LIMIT_S = 5.0  # plus LIMIT times the duration of making the sample
 LIMIT = 2 * RUNS
-MOST_FAILURES = 2  # then no more branches are vetted: each may have cost the whole limit
+MOST_FAILURES = 2  # after that no more branches are vetted: each may have used up the whole limit
 SEED = 77_000
 
 
 class Vetting:
-    """Whether what was made may be kept, by the branches that it took. In one process."""
+    """Decides whether a result may be cached, from the branches that it took. For one process."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Vetting:
         self._vetted = vetted
         self._states = states
         self._inputs = inputs  # what any sample may read, now; None: what samples change is the user's affair
-        self._reads = reads  # names of attributes and globals that kept parts may read; None: any
-        self._opened = opened  # what loading samples makes. See ``Inputs.opened``.
-        self._end = end  # ends the cache, for a reason
+        self._reads = reads  # names of attributes and globals that cached parts may read; None: any
+        self._opened = opened  # what loading samples creates. See ``Inputs.opened``.
+        self._end = end  # ends the cache, with a reason
         self._failures = 0
 
     def run(self, make: Callable[[], T]) -> tuple[T, bool]:
-        """What ``make`` makes, and whether it may be kept. Random states are those after ``make``."""
+        """Returns the result of ``make`` and whether it may be cached. Leaves the random states as after ``make``."""
         around = branches.taken()
         branches.begin()
         try:
@@ -74,11 +74,11 @@ class Vetting:
         return made, may_be_kept
 
     def has_new(self) -> bool:
-        """Whether a branch was taken since ``branches.begin`` that was not vetted."""
+        """Whether an unvetted branch was taken since ``branches.begin``."""
         return bool(self._vetted.new(branches.taken()))
 
     def may_keep(self, made: object, make: Callable[[], object], took_s: float) -> bool:
-        """Whether what was made since ``branches.begin`` may be kept."""
+        """Whether a result made since ``branches.begin`` may be cached."""
         new = self._vetted.new(branches.taken())
         if not new:
             return True
@@ -88,7 +88,7 @@ class Vetting:
         if self._failures < MOST_FAILURES:
             try:
                 is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S + LIMIT * took_s, waits=True)
-            except UsageError:  # it would change something outside, or waits for a thread that its child does not have
+            except UsageError:  # it would change something outside, or waits for a thread missing in the child
                 self._failures += 1
         self._vetted.note(new, is_same)
         if changes:
@@ -96,7 +96,7 @@ class Vetting:
         return is_same
 
     def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, list[str]]:
-        """Whether ``make`` gives the same again and changes nothing; and what it changes of what kept parts read."""
+        """Whether ``make`` gives the same again and changes nothing; and its changes to what cached parts read."""
         held = self._inputs()
         code = Executed(self.dataset)
         is_same = True
@@ -115,16 +115,17 @@ class Vetting:
 
 
 def _name_in(change: str) -> str:
-    """The attribute or global variable of a change: "n" of "dataset[0].stats.n was 1 and is 2"."""
+    """Attribute or global variable of a change: "n" for "dataset[0].stats.n was 1 and is 2"."""
     return str(re.findall(r"[A-Za-z_]\w*", change.partition(" ")[0])[-1])
 
 
 def mark(functions: Iterable[types.FunctionType]) -> str:
-    """Puts marks into functions. Returns why samples may not be kept: one has no source; "" if all are marked."""
+    """Instruments functions. Returns why samples may not be cached: a function has no source; "" if all are
+    instrumented."""
     why = ""
     for fn in functions:
         code = fn.__code__
-        is_generated = code.co_filename == "<string>" and fn.__name__.startswith("__")  # by dataclass, namedtuple
+        is_generated = code.co_filename == "<string>" and fn.__name__.startswith("__")  # by dataclass or namedtuple
         if marked_code.is_marked(code) or is_generated:
             continue
         try:
