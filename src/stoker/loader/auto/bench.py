@@ -1,8 +1,8 @@
-"""How fast workers make batches: the empty loop with which ``stoker tune`` measures, without a model.
+"""Measures how fast workers make batches: the empty loop, without a model, that ``stoker tune`` runs.
 
 A bench keeps its workers warm between measurements. A measurement runs stoker's own scheduler over the first *n* of
-them, so a slow sample delays here what it would delay in training. Workers that a setting does not use stay idle.
-The loader's own sampler, its generator and the random state of this process are not touched.
+them, so a slow sample causes the same delay as in training. Workers that a setting does not use stay idle. The loader's
+own sampler, its generator and this process' random state are not touched.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ...workers.protocol import WorkerSpec
 from ..scheduler import Scheduler
 from .tasks import SEED, MeasuringTasks
 
-REPEATS = 6  # measurements, at most, until one comes in which no worker allocated memory for batches
+REPEATS = 6  # maximum number of measurements until one in which no worker allocated memory for batches
 DIED = "a worker died of it: {}; stoker verify names the sample"
-LATE = 3  # a window that takes this many times its length ends without the least number of batches
+LATE = 3  # a window this many times as long as planned ends without its minimum of batches
 
 
 class TooSlow(UsageError):
-    """No batch came in the time that was left."""
+    """No batch arrived in the remaining time."""
 
 
 class BadSample(UsageError):
@@ -41,7 +41,7 @@ class BadSample(UsageError):
 
     def __init__(self, message: str, where: str = "") -> None:
         super().__init__(message)
-        self.where = where  # which one, and in which transform, as far as that is known
+        self.where = where  # the sample and the transform, as far as known
 
 
 class BenchWindow(NamedTuple):
@@ -49,16 +49,15 @@ class BenchWindow(NamedTuple):
 
     rate: float  # batches per second
     batches: int  # how many were delivered
-    work_s: float  # wall seconds that a worker spends on a batch
-    make_s: float  # of that, seconds to fetch and collate it, which a process without workers would spend as well
-    cpu_s: float  # CPU seconds of that
-    nbytes: int = 0  # size of the largest batch; 0 where it does not cross between processes
-    read: int = 0  # bytes that the workers read from files
+    work_s: float  # wall seconds of a worker per batch
+    make_s: float  # of these, seconds to fetch and collate, which a process without workers would spend too
+    cpu_s: float  # CPU seconds per batch
+    nbytes: int = 0  # size of the largest batch; 0 if batches do not cross between processes
+    read: int = 0  # bytes that workers read from files
 
 
 class WorkerBench:
-    """The loop that measures, over worker processes. ``deadline``: ``time.monotonic()`` at which measuring has to be
-    over."""
+    """Runs the measuring loop over worker processes. ``deadline``: ``time.monotonic()`` by which measuring must end."""
 
     def __init__(self, loader: LoaderLike, tasks: MeasuringTasks, budget: Budget, deadline: float) -> None:
         self.loader, self.tasks, self.deadline = loader, tasks, deadline
@@ -70,7 +69,7 @@ class WorkerBench:
         self._workers = 0
         self._setting = (0, 0)
         self._draining = False
-        self._delivered = 0  # in this epoch of a stream
+        self._delivered = 0  # in the current epoch of a stream
 
     def _start(self, n: int) -> ProcessPool:
         self.close()
@@ -79,7 +78,7 @@ class WorkerBench:
         return self._pool
 
     def prepare(self, n: int, prefetch: int) -> None:
-        """Makes ready for a measurement with ``n`` workers: afterwards each has made a batch."""
+        """Prepares a measurement with ``n`` workers: waits until each has made a batch."""
         if self._setting != (n, prefetch):
             self.rest()
             self._begin(n, prefetch)
@@ -89,7 +88,7 @@ class WorkerBench:
 
     def _begin(self, n: int, prefetch: int) -> None:
         pool = self._pool
-        if pool is None or (self._is_stream and n != self._workers):  # a stream's workers know how many they are
+        if pool is None or (self._is_stream and n != self._workers):  # a stream's workers know their number
             pool = self._start(n)
         while self._workers < n:
             pool.grow()
@@ -108,7 +107,7 @@ class WorkerBench:
         return self.tasks()
 
     def next(self) -> None:
-        """Takes one batch. Raises BadSample: it cannot be made. TooSlow: it did not come before the deadline."""
+        """Takes one batch. Raises BadSample if it cannot be made, TooSlow if it did not arrive before the deadline."""
         assert self._scheduler is not None
         try:
             data = self._scheduler.next()
@@ -118,7 +117,7 @@ class WorkerBench:
                     f"{type(self.loader.dataset).__name__} is empty: it ended before its first batch"
                 ) from None
             self._delivered = 0
-            self._scheduler.begin(self._draw)  # every worker's part of the stream begins again
+            self._scheduler.begin(self._draw)  # every worker restarts its part of the stream
             self.next()
             return
         except WorkerDiedError as e:
@@ -130,20 +129,20 @@ class WorkerBench:
         self._delivered += 1
 
     def window(self, n: int, prefetch: int, seconds: float, least: int) -> BenchWindow:
-        """Measures for ``seconds``, and at least ``least`` batches of each worker."""
+        """Measures for ``seconds``, and for at least ``least`` batches per worker."""
         self.prepare(n, prefetch)
         assert self._pool is not None
         for _ in range(REPEATS):
             slots = self._pool.slots()
             window = self._measure(n, seconds, least)
             if self._pool.slots() == slots or time.monotonic() > self.deadline:
-                break  # else the window measured how the kernel hands out memory, which it does only once
+                break  # otherwise the window measured one-time memory allocation by the kernel
         return window
 
     def _measure(self, n: int, seconds: float, least: int) -> BenchWindow:
         m, before, read = self._metrics, replace(self._metrics), self._bytes_read()
         began, count, took = time.monotonic(), 0, 0.0
-        # Whole turns: workers in step deliver in bursts, and part of a burst would be up to n - 1 batches too many.
+        # Whole turns: workers in step deliver in bursts, and part of a burst could add up to n - 1 extra batches.
         while count % n or took < seconds or count < least * n:
             self.next()
             count += 1
@@ -167,12 +166,12 @@ class WorkerBench:
         total = 0
         if self._pool is not None:
             for worker in self._pool.processes:
-                with contextlib.suppress(OSError):  # the kernel may not tell
+                with contextlib.suppress(OSError):  # the kernel may refuse
                     total += int(Path(f"/proc/{worker.pid}/io").read_text().split()[1])  # "rchar: ..." comes first
         return total
 
     def rest(self) -> None:
-        """Finishes what was begun; until the next measurement the bench costs nothing."""
+        """Finishes pending work; the bench then costs nothing until the next measurement."""
         if self._scheduler is None:
             return
         self._setting, self._draining = (0, 0), True
@@ -182,7 +181,7 @@ class WorkerBench:
         self._draining = False
 
     def pss(self) -> int:
-        """Bytes of memory of the largest worker; 0 where that is unknown."""
+        """Memory of the largest worker in bytes; 0 if unknown."""
         return 0 if self._pool is None else max(self._pool.pss().values(), default=0)
 
     def close(self) -> None:
@@ -206,5 +205,5 @@ def _spec_of(loader: LoaderLike, num_workers: int) -> WorkerSpec:
         shared_seed=None,
         task_seeds=True,
         on_error=validate.on_error(loader),
-        restart=True,  # so that a death is noticed by the process' sentinel: torch's signal handler may raise anywhere
+        restart=True,  # detects deaths by process sentinel: torch's signal handler may raise anywhere
     )

@@ -1,10 +1,10 @@
-"""Who decides the number of workers in mid-epoch: hill climbing with one knob, while the consumer takes batches.
+"""Adapts the number of workers during an epoch by hill climbing while the consumer takes batches.
 
 More workers are tried while the consumer waits, fewer while it does not. Each change is a trial: the next window of
-batches keeps it or undoes it. Steps up double while they pay in full; after one that did not, they are halved. When no
+batches keeps it or undoes it. Steps up double while they pay off fully, and are halved after one that did not. When no
 step is left, or fewer workers made the consumer wait, the number rests, longer each time, until the load changes. A
-token bucket rations changes, so that a noisy machine does not move the number to and fro. The scheduler carries a
-decision out between two tasks; no batch changes by it.
+token bucket limits the rate of changes, so that a noisy machine does not cause oscillation. The scheduler applies a
+decision between two tasks; no batch changes.
 """
 
 from __future__ import annotations
@@ -14,63 +14,64 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-WINDOW_NS = 400_000_000  # one measurement; long enough that a scheduler tick of a busy machine is noise
-TRIAL_WINDOWS = 2  # a trial is judged by a window that is longer by this factor
-SETTLE_NS = 150_000_000  # after a change, and until what was in flight then has come
-TASKS = 4  # batches of each worker in a window, at least
-PAUSE_NS = 500_000_000  # the consumer did something else: an evaluation, a checkpoint
-PAUSE = 8  # if it also took this many times as long as a batch
-WAITS = 0.1  # share of the time that the consumer waits, above which more workers are tried
-FLOWS = 0.01  # and below which fewer are, after
-CALM = 4  # windows of that
-PAYS = 1.05  # more workers have to bring 5 %
-LINEAR = 0.85  # what a step of several workers has to bring of what it could
-CHANGED = 1.3  # the load is another one when the rate has moved by this factor
-RETRY = 12  # windows at rest until one more trial, for the last one may have had a bad window; doubled each time
+WINDOW_NS = 400_000_000  # one measurement; long enough that a scheduler tick on a busy machine is noise
+TRIAL_WINDOWS = 2  # a trial's window is longer by this factor
+SETTLE_NS = 150_000_000  # minimum time after a change; batches then in flight must also have arrived
+TASKS = 4  # minimum batches per worker in a window
+PAUSE_NS = 500_000_000  # the consumer did something else, such as an evaluation or a checkpoint
+PAUSE = 8  # provided it also took this many times as long as a batch
+WAITS = 0.1  # share of time the consumer waits, above which more workers are tried
+FLOWS = 0.01  # and below which fewer are tried, after
+CALM = 4  # this many such windows
+PAYS = 1.05  # minimum gain from more workers: 5 %
+LINEAR = 0.85  # minimum share of the linear gain that adding several workers must reach
+CHANGED = 1.3  # the load has changed if the rate has moved by this factor
+RETRY = 12  # windows at rest before another trial, in case the last one had a bad window; doubled each time
 RETRY_MOST = 128
-BURST = 16  # changes that may follow each other
-PER_MINUTE = 4  # changes that are granted anew: the bound on a machine that never comes to rest
+BURST = 16  # changes in immediate succession, at most
+PER_MINUTE = 4  # changes granted per minute: the bound on a machine that never settles
 
 
 class Decision(NamedTuple):
-    """How many workers there are to be, and why."""
+    """The new number of workers, and why."""
 
     workers: int
     reason: str
 
 
 class ArrivalWindow(NamedTuple):
-    """One measurement: batches per second, and the share of the time that the consumer waited."""
+    """One measurement: batches per second, and the share of time that the consumer waited."""
 
     rate: float
     wait: float
 
 
 class WorkersTrial(NamedTuple):
-    """A change that is being tried: the number of workers before it, and the window that led to it."""
+    """A change on trial: the previous number of workers, and the window that led to the change."""
 
     workers: int
     before: ArrivalWindow
 
 
 class WindowPhase(Enum):
-    """Whether what arrives is still from before a change, or a window is being counted."""
+    """Whether arriving batches still predate a change, or a window is being measured."""
 
     SETTLING = 1
     MEASURING = 2
 
 
 class Windows:
-    """Measures one window after the other, without what was in flight at a change or piled up in a pause."""
+    """Measures successive windows, excluding batches in flight at a change or accumulated during a pause."""
 
     def __init__(self, prefetch: int, clock: Callable[[], int]) -> None:
         self._prefetch, self._clock = prefetch, clock
-        self._last = clock()  # delivery
+        self._last = clock()  # time of the last delivery
         self._batch_ns = 0.0  # between two deliveries, in the last window
         self.settle(0, 1)
 
     def settle(self, waited_ns: int, workers: int) -> None:
-        """An epoch begins, or there are now ``workers``: the next window begins when what is in flight has come."""
+        """Call when an epoch begins, or the number of workers has changed: the next window starts once the batches in
+        flight have arrived."""
         self._phase, self._workers = WindowPhase.SETTLING, workers
         self._begin(waited_ns)
 
@@ -78,11 +79,11 @@ class Windows:
         self._began, self._waited, self._batches = self._clock(), waited_ns, 0
 
     def step(self, waited_ns: int, length_ns: int) -> ArrivalWindow | None:
-        """A batch was delivered. Returns the window that ends with it, if one does."""
+        """Call for each delivered batch. Returns the window that it completes, if any."""
         now = self._clock()
         gap, self._last = now - self._last, now
         if gap > PAUSE_NS and gap > PAUSE * self._batch_ns > 0:
-            self.settle(waited_ns, self._workers)  # what was made meanwhile would pass for a faster loader
+            self.settle(waited_ns, self._workers)  # batches made in the meantime would make the loader seem faster
             return None
         self._batches += 1
         took = now - self._began
@@ -91,7 +92,7 @@ class Windows:
                 self._phase = WindowPhase.MEASURING
                 self._begin(waited_ns)
             return None
-        # Whole turns: workers in step deliver in bursts, and part of a burst would falsify the rate.
+        # Whole turns: workers in step deliver in bursts, and part of a burst would distort the rate.
         if took < length_ns or self._batches < TASKS * self._workers or self._batches % self._workers:
             return None
         self._batch_ns = took / self._batches
@@ -101,8 +102,8 @@ class Windows:
 
 
 class Controller:
-    """Watches one loader. ``most``: how many workers there may be; asked each time, because it depends on what they do.
-    ``prefetch``: batches in flight for each worker. ``clock``: nanoseconds."""
+    """Watches one loader. ``most``: returns the maximum number of workers; called each time, because it depends on what
+    they do. ``prefetch``: batches in flight per worker. ``clock``: nanoseconds."""
 
     def __init__(
         self,
@@ -111,24 +112,24 @@ class Controller:
         prefetch: int = 8,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.workers = workers  # as many as there are to be now
+        self.workers = workers  # current target number of workers
         self._most, self._clock = most, clock
         self._windows = Windows(prefetch, clock)
         self._trial: WorkersTrial | None = None
         self._stride = workers  # of the next step up
-        self._halving = False  # a step up did not pay
-        self._settled_rate = 0.0  # batches/s after the last change; 0: not known
+        self._halving = False  # a step up did not pay off
+        self._settled_rate = 0.0  # batches/s after the last change; 0: unknown
         self._calm_windows = 0
-        self._rest, self._retry = 0, RETRY  # windows: until the next trial, and of the next rest
+        self._rest, self._retry = 0, RETRY  # windows until the next trial, and of the next rest
         self._tokens, self._refilled = float(BURST), clock()
         self.begin(0)
 
     def begin(self, waited_ns: int) -> None:
-        """An epoch begins, or the number of workers was changed: what is in flight still comes from before."""
+        """Call when an epoch begins, or the number of workers has changed: batches in flight predate it."""
         self._windows.settle(waited_ns, self.workers)
 
     def step(self, waited_ns: int) -> Decision | None:
-        """A batch was delivered. ``waited_ns``: how long the consumer has waited for workers, all in all."""
+        """Call for each delivered batch. ``waited_ns``: total time that the consumer has waited for workers."""
         window = self._windows.step(waited_ns, WINDOW_NS * (1 if self._trial is None else TRIAL_WINDOWS))
         if window is None:
             return None
@@ -144,7 +145,7 @@ class Controller:
             if undone is not None:
                 return undone
         elif self._settled_rate and not 1 / CHANGED < window.rate / self._settled_rate < CHANGED:
-            self._end_search(0)  # what did not pay before may pay now
+            self._end_search(0)  # what did not pay off before may do so now
             self._settled_rate = 0.0
         self._settled_rate = self._settled_rate or window.rate
         self._calm_windows = self._calm_windows + 1 if window.wait < FLOWS else 0
@@ -159,7 +160,7 @@ class Controller:
         return self._try(wanted, window) if wanted != n and self._may_try() else None
 
     def _judge(self, trial: WorkersTrial, window: ArrivalWindow) -> Decision | None:
-        """Keeps what a trial changed, or undoes it."""
+        """Keeps or undoes the change of a trial."""
         now, before, was = self.workers, trial.workers, trial.before
         words = f"{now} made {window.rate:.3g} batches/s, {was.rate:.3g} before"
         gain = window.rate / was.rate
@@ -179,12 +180,12 @@ class Controller:
         return None
 
     def _end_search(self, rest: int) -> None:
-        """The next search begins with small steps, after so many windows."""
+        """Ends the search; the next one begins with small steps after ``rest`` windows."""
         self._rest, self._retry = rest, min(RETRY_MOST, 2 * self._retry) if rest else RETRY
         self._stride, self._halving = max(1, self.workers // 4), False
 
     def _may_try(self) -> bool:
-        """Whether there are tokens for a trial and its undoing."""
+        """Whether there are tokens for a trial and for undoing it."""
         now = self._clock()
         self._tokens = min(BURST, self._tokens + (now - self._refilled) / 60e9 * PER_MINUTE)
         self._refilled = now

@@ -1,7 +1,7 @@
-"""What ``num_workers="auto"`` decides before each iterator of a loader, and what connects a running iterator with
+"""Implements ``num_workers="auto"`` before each iterator of a loader, and connects a running iterator with
 ``Controller`` and ``InProcessTrial``.
 
-Nothing is measured before the first batch. A loader begins with a first guess.
+Nothing is measured before the first batch. A loader starts with a first guess.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger("stoker.loader.engine")
 
 
 def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
-    """Sets ``num_workers`` of a loader before an iterator of it is made."""
+    """Sets a loader's ``num_workers`` before one of its iterators is created."""
     if kind != "thread" and not (state.manual_workers or state.own_workers):
         state.no_workers = state.no_workers or why_not(loader)
     if state.no_workers:
@@ -60,7 +60,7 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
     worked = Worked(m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns)
     words = place.begin(state.cursor is not None and state.cursor.finished, worked)
     if place.was_called and not place.here and held(loader.dataset):
-        # Workers that are forked now would share what the dataset has opened in this process: then none are.
+        # Workers forked now would share what the dataset has opened in this process, so none are forked.
         place.state = BatchMaker.ONLY_HERE
         words = f"{held(loader.dataset)} in the script's own process, and workers would share it"
     before = int(loader.num_workers)
@@ -75,7 +75,7 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
 
 
 def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
-    """What becomes of a loader whose workers, chosen by stoker, cannot do their work."""
+    """Returns the fallback for a loader whose workers, chosen by stoker, cannot work."""
     ref, before = weakref.ref(loader), int(loader.num_workers)
     name = name_of(loader)
 
@@ -91,22 +91,22 @@ def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
 
 
 def leave_workers(loader: LoaderLike, state: LoaderState) -> None:
-    """A loader without workers, from the next iterator on. One that the script has made so has the script's own random
-    numbers again."""
+    """Makes a loader run without workers from its next iterator on. If the script created it so, restores the script's
+    own random numbers."""
     loader.num_workers = AutoWorkers(0) if state.own_workers is None else 0
     vars(loader).update(prefetch_factor=None, persistent_workers=False, timeout=0)
     state.place = None
 
 
 def _with_workers(loader: LoaderLike, place: InProcessTrial) -> None:
-    """The settings of a loader with workers again."""
+    """Restores the settings of a loader with workers."""
     if not int(loader.num_workers):
         loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
 
 
 def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> tuple[MakeBatch | None, Retreat | None]:
-    """What makes a loader's batches in this process, and what happens where workers cannot; None, None: workers make
-    all."""
+    """Returns the function that makes a loader's batches in this process, and the fallback if workers fail; None, None:
+    workers make all batches."""
     place = state.place
     if state.own_workers != 0 and (place is None or place.state is BatchMaker.ONLY_WORKERS):
         return None, None
@@ -129,7 +129,7 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> tuple[MakeB
 
 
 def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]:
-    """The function that the scheduler calls at each delivery. It returns another number of workers, or None."""
+    """Returns the function that the scheduler calls at each delivery. It returns a new number of workers, or None."""
     place, controller = state.place, state.controller
     if controller is None:
         ahead = max(loader.prefetch_factor or 1, getattr(loader, "_ahead", 0))
@@ -146,7 +146,7 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]
             place.step(waited_ns)
             if place.here:
                 return None
-            _with_workers(loader, place)  # where a batch failed here
+            _with_workers(loader, place)  # if a batch failed here
         decision = controller.step(waited_ns)
         if decision is None:
             return None
@@ -158,13 +158,13 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]
 
 
 def _only_workers(loader: LoaderLike, kind: str) -> bool:
-    """Whether all batches have to be made in workers: what the user wrote may behave differently in the script's own
-    process, or the loader has settings about workers."""
+    """Whether workers must make all batches: user code may behave differently in the script's own process, or the
+    loader has settings that concern workers."""
     return bool(
         kind != "process"
         or loader._dataset_kind != _DatasetKind.Map
         or loader.persistent_workers
-        or (loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn))  # seeds are set for each task
+        or (loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn))  # seeds are set per task
         or loader.multiprocessing_context is not None
         or loader.timeout
         or getattr(loader, "sample_timeout", None)
@@ -179,7 +179,7 @@ def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
     return lambda: "samples kill workers" if fatal else held(getattr(ref(), "dataset", None))
 
 
-# Weak references, here and below: the state holds what calls these, and its cursor the dataset.
+# Weak references, here and below: the state holds their callers, and its cursor holds the dataset.
 def _opened(state: LoaderState) -> Callable[[], str | None]:
     iterators = state.iterators
 
@@ -191,7 +191,7 @@ def _opened(state: LoaderState) -> Callable[[], str | None]:
 
 
 def _most(state: LoaderState) -> Callable[[], int]:
-    """How many workers there may be: by memory, and more for each core the more of their time they wait."""
+    """Returns the maximum number of workers: limited by memory, with more per core the more they wait."""
     before, ref = [0, 0], weakref.ref(state)
 
     def most() -> int:

@@ -1,9 +1,9 @@
-"""Whether ``num_workers="auto"`` makes the batches of an epoch in workers or in the script's own process.
+"""Decides whether ``num_workers="auto"`` makes an epoch's batches in workers or in the script's own process.
 
-What a batch would cost here is known from what it cost a worker. If that is less than the loop waited for a worker's
-batch, or all of them take less than starting workers does, the next epoch is made here; it goes back to workers when
-that has become dear. The dataset is not called here before, because it may open a file when it is first used, which
-workers that are forked later would share.
+A worker's cost per batch tells what a batch would cost here. If that is less than the loop waited for a worker's batch,
+or the whole epoch is less work than starting workers, this process makes the next epoch. Epochs go back to workers if
+that becomes expensive. The dataset is not called here before, because it may open a file on first use, which workers
+forked later would share.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from ...core.types import Batch, Index
 
-LOOKS = 16  # after the first batch, and after this many times as many, it is looked whether workers have opened files
-TINY_NS = 2_000_000  # CPU time of a batch, above which it is left to workers: they work beside the loop's own step
-DELIVERY_NS = 50_000  # what a worker's batch costs the loop beside waiting for it
-DEARER = 2  # epochs go back to workers when a batch comes to take this many times what a worker's took of the loop
-SLACK_NS = 300_000  # and this much more at least
-SMALL_NS = 10_000_000  # work of a whole epoch that is less than what starting and ending workers takes
+LOOKS = 16  # after the first batch, and after every 16-fold number of batches, checks whether workers have opened files
+TINY_NS = 2_000_000  # batches with more CPU time are left to workers, which run in parallel with the loop's own step
+DELIVERY_NS = 50_000  # cost of a worker's batch to the loop, apart from waiting
+DEARER = 2  # epochs go back to workers if a batch takes this many times as long as a worker's batch took of the loop
+SLACK_NS = 300_000  # and at least this much longer
+SMALL_NS = 10_000_000  # an epoch with less work than this is cheaper than starting and ending workers
 
 MakeBatch = Callable[[int, Index], Batch]
 
 
 class BatchMaker(Enum):
-    """Who makes the batches of this epoch, and why."""
+    """Who makes the batches of the current epoch, and why."""
 
     WORKERS = "workers"
     ONLY_WORKERS = "workers, because a batch that was made here failed"
@@ -34,7 +34,7 @@ class BatchMaker(Enum):
 
 
 class Worked(NamedTuple):
-    """Tasks that have been done so far, and the nanoseconds of wall and CPU time that they took."""
+    """Number of tasks done so far, and their wall and CPU time in nanoseconds."""
 
     tasks: int
     wall_ns: int
@@ -42,35 +42,36 @@ class Worked(NamedTuple):
 
 
 class InProcessTrial:
-    """Watches one loader. ``why_not``: why batches may not be made here, or "". ``opened``: what workers have opened
-    and keep; "" for nothing, None where that cannot be said."""
+    """Observes one loader. ``why_not``: returns why batches must not be made here, or "". ``opened``: returns what
+    workers have opened and keep; "" for nothing, None if unknown."""
 
     def __init__(self, why_not: Callable[[], str], opened: Callable[[], str | None]) -> None:
         self.state = BatchMaker.WORKERS  # who makes the batches
-        self.was_called = False  # some batches were made here
-        self.workers, self.prefetch = 1, 2  # workers, prefetch: the loader's settings with workers
+        self.was_called = False  # whether some batches were made here
+        self.workers, self.prefetch = 1, 2  # workers, prefetch: the loader's settings when it has workers
         self._why_not, self._opened = why_not, opened
         self._before = Worked(0, 0, 0)
-        self._usual_ns = 0.0  # of the loop's time, for a batch of a worker
+        self._usual_ns = 0.0  # of the loop's time, per batch from a worker
         self._waited_ns = self._batches = 0
         self._next_look = 1
-        self._found: str | None = None  # that workers have opened in this epoch; None: it is not known
+        self._found: str | None = None  # opened by workers in this epoch; None: unknown
 
     @property
     def here(self) -> bool:
-        """This process makes the batches."""
+        """Whether this process makes the batches."""
         return self.state in (BatchMaker.HERE, BatchMaker.ONLY_HERE)
 
     def begin(self, finished: bool, worked: Worked) -> str:
-        """An iterator is about to be made. Returns words if another process makes its batches than those of the last.
-        ``finished``: the last one went to the end of its epoch. ``worked``: by workers and by this process, so far."""
+        """Call before creating an iterator. Returns a reason if the batches will be made by another process than
+        before. ``finished``: the last iterator reached the end of its epoch. ``worked``: totals of workers and this
+        process so far."""
         tasks = worked.tasks - self._before.tasks
         wall_ns, cpu_ns = worked.wall_ns - self._before.wall_ns, worked.cpu_ns - self._before.cpu_ns
         usual_ns, found = self._waited_ns / max(1, tasks) + DELIVERY_NS, self._found
         self._before, self._waited_ns, self._batches, self._next_look, self._found = worked, 0, 0, 1, None
         if not finished or not tasks:
             return ""
-        # The lesser of both is what it costs here, for a worker may wait for a core.
+        # The lesser of both is the cost here, because a worker may wait for a core.
         each_ns, is_small = min(wall_ns, cpu_ns) / tasks, wall_ns < SMALL_NS
         if self.state is BatchMaker.WORKERS:
             pays = is_small or (found == "" and each_ns < min(TINY_NS, usual_ns))
@@ -83,7 +84,7 @@ class InProcessTrial:
         return ""
 
     def timed(self, make: MakeBatch) -> MakeBatch:
-        """``make``, which makes a batch here. If it fails no other is made here."""
+        """Wraps ``make``, which makes a batch here: after a failure, no more batches are made here."""
 
         def made(number: int, indices: Index) -> Batch:
             self.was_called = True
@@ -96,7 +97,7 @@ class InProcessTrial:
         return made
 
     def step(self, waited_ns: int) -> None:
-        """A batch was delivered. ``waited_ns``: how long the consumer has waited for workers in this epoch."""
+        """Call for each delivered batch. ``waited_ns``: time that the consumer has waited for workers in this epoch."""
         self._waited_ns = waited_ns
         self._batches += 1
         if self.state is BatchMaker.WORKERS and self._batches == self._next_look:

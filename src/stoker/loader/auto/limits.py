@@ -1,4 +1,4 @@
-"""What bounds the number of workers: cores, memory, and space for batches. A setting beyond a limit is never tried."""
+"""Limits on the number of workers: cores, memory, and space for batches. Settings beyond a limit are never tried."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ...core import resources
 from ...core.options import AutoWorkers, Budget
 from ...core.types import LoaderLike
 
-PER_CORE = 16  # workers of which nearly all wait
-BUSY_PER_CORE = 2  # and workers that compute: one that is off its core for a moment does not stop the others
-PINNED_SHARE = 4  # page-locked memory is at most this part of what is granted
+PER_CORE = 16  # if workers nearly always wait
+BUSY_PER_CORE = 2  # if workers compute: one that is briefly off its core does not stall the others
+PINNED_SHARE = 4  # at most this fraction of the memory granted is page-locked
 
 
 def cores_here() -> int:
-    """Cores for the workers of this process: those granted, divided among the ranks of the node."""
+    """Cores for this process' workers: those granted, divided among the ranks of the node."""
     return max(1, resources.cores_granted() // resources.ranks())
 
 
 def first_count(dataset: object) -> AutoWorkers:
-    """What "auto" is at first: a worker for each core; one for an iterable dataset, which only itself can shard."""
+    """Initial value of "auto": a worker per core; one for an iterable dataset, which only the dataset can shard."""
     return AutoWorkers(1 if isinstance(dataset, IterableDataset) else cores_here())
 
 
 def first_guess(loader: LoaderLike) -> tuple[int, str]:
-    """Workers for a loader that was not measured, and the reason: one for each core that is granted, divided among the
-    ranks of the node, no more than fit in memory and no more than there are batches.
+    """Number of workers for an unmeasured loader, and the reason: one per granted core, divided among the ranks of the
+    node, but no more than fit in memory and no more than there are batches.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -46,7 +46,7 @@ def first_guess(loader: LoaderLike) -> tuple[int, str]:
     try:
         batches = len(loader)
         bounds.append((batches, f"{batches} batch{'es' if batches != 1 else ''} in an epoch"))
-    except Exception:  # a sampler or dataset without a length, or whose length cannot be told yet
+    except Exception:  # no length, or not known yet
         pass
     n, words = min(bounds, key=lambda b: b[0])
     n = max(1, n)
@@ -58,11 +58,11 @@ class Limit(NamedTuple):
 
     name: str  # cores, memory, shm, budget, pinned
     most: int  # workers
-    words: str  # the numbers it comes from
+    words: str  # the numbers from which it follows
 
 
 def per_core(waits: float) -> int:
-    """Workers for each core, at most, that wait for this share of their time: twice what keeps the core busy.
+    """Maximum workers per core if they wait for this share of their time: twice what keeps the core busy.
 
     Example:
         >>> per_core(0.0), per_core(0.5), per_core(0.99)
@@ -81,9 +81,9 @@ def limits(
     shm: bool = False,
     pinned: bool = False,
 ) -> list[Limit]:
-    """The limits that apply here, the tightest first. ``waits``: share of a worker's time that is not CPU time.
-    ``each``: bytes of memory of a worker; ``nbytes``: of a batch. ``prefetch``: batches in flight per worker. ``shm``:
-    batches cross in /dev/shm, as with torch's own loader."""
+    """The limits on this machine, the tightest first. ``waits``: share of a worker's time that is not CPU time.
+    ``each``: bytes of memory per worker; ``nbytes``: per batch. ``prefetch``: batches in flight per worker. ``shm``:
+    batches pass through /dev/shm, as with torch's own loader."""
     cores, of_host = resources.cores_granted(), os.cpu_count() or 1
     of = f"{cores} core{'s' if cores > 1 else ''} granted" + (f" of {of_host}" if of_host > cores else "")
     each_core = per_core(waits)

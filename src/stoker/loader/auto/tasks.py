@@ -1,4 +1,4 @@
-"""Indices to measure with: like those the loader would draw, from generators of their own."""
+"""Indices for measurements: like those the loader would draw, but from separate generators."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...core.types import Index, LoaderLike
 from ...sampling.order import FeistelSampler
 
 SEED = 0x570C
-KEPT = 512  # tasks that are drawn again, so that what they read is in memory
-FEW = 16  # fewer tasks than this are no fair sample of a dataset
+KEPT = 512  # tasks that are drawn again, so that the data they read is in memory
+FEW = 16  # fewer tasks than this do not represent a dataset fairly
 _PLAIN = (
     RandomSampler,
     SequentialSampler,
@@ -30,11 +30,11 @@ _END = object()
 
 
 class MeasuringTasks:
-    """Indices like those the loader would draw, from generators of their own."""
+    """Draws indices like the loader would, but from separate generators."""
 
     def __init__(self, loader: LoaderLike) -> None:
-        self.fresh = True  # draw what was not drawn before (as a first epoch does), or what was (as later ones do)
-        self.note = ""  # what the user has to know about it; "" for nothing
+        self.fresh = True  # draw new tasks, as a first epoch does, or earlier ones, as later epochs do
+        self.note = ""  # remark for the user; "" for none
         self._kept: list[Index] = []
         self._rng = random.Random(SEED)
         self._total = self._count = 0
@@ -46,7 +46,7 @@ class MeasuringTasks:
             self.fresh = False
             return itertools.repeat([None] * many if many else None)
         if type(loader.sampler) is SequentialSampler and type(loader.batch_sampler) is BatchSampler:
-            return _cycle(loader.batch_sampler)  # it has no state
+            return _cycle(loader.batch_sampler)  # the sampler has no state
         drawn = _draw_like(loader)
         if drawn is not None:
             return drawn
@@ -59,12 +59,12 @@ class MeasuringTasks:
 
     @property
     def samples(self) -> float:
-        """Samples in a task, on average."""
+        """Average number of samples per task."""
         return self._total / self._count if self._count else 1.0
 
     @property
     def has_enough(self) -> bool:
-        """Whether there are tasks to draw again."""
+        """Whether there are enough tasks to draw again."""
         return len(self._kept) >= FEW
 
     def __call__(self) -> Index:
@@ -79,7 +79,7 @@ class MeasuringTasks:
 
 
 def _cycle(sampler: Iterable[Index]) -> Iterator[Index]:
-    """A sampler's tasks, epoch after epoch."""
+    """Yields a sampler's tasks, epoch after epoch."""
     while True:
         tasks = iter(sampler)
         first = next(tasks, _END)
@@ -90,14 +90,14 @@ def _cycle(sampler: Iterable[Index]) -> Iterator[Index]:
 
 
 def keys_of(loader: LoaderLike) -> Sequence[Index]:
-    """The indices that a map-style dataset is asked for. Raises TypeError: the dataset has no length."""
+    """The indices with which a map-style dataset is accessed. Raises TypeError if the dataset has no length."""
     if isinstance(loader.sampler, SubsetRandomSampler):
         return loader.sampler.indices
     return range(len(loader.dataset))
 
 
 def _draw_like(loader: LoaderLike) -> Iterator[Index] | None:
-    """Tasks like a loader's, from a generator of their own; None where only the loader's sampler can say which."""
+    """Yields tasks like a loader's from a separate generator; None if only the loader's sampler can produce them."""
     if type(loader.sampler) not in _PLAIN or type(loader.batch_sampler) not in (BatchSampler, type(None)):
         return None
     try:

@@ -1,7 +1,7 @@
-"""A sample of any type as one block of bytes that contains its own description.
+"""A sample of any type as a self-describing block of bytes.
 
-A block has, in little-endian: a crc32 of everything that follows and of the sample's index; the length of the type; the
-length of the block; then the type, the size of each leaf, the leaves.
+A block consists, in little-endian, of: a crc32 of the sample's index and everything that follows; the length of the
+type; the length of the block; the type; the size of each leaf; the leaves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _padded(n: int) -> int:
 
 
 def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -> Leaf:
-    """Sample ``i`` as a block. Its length is a multiple of ``ALIGN`` bytes."""
+    """Packs sample ``i`` as a block. Its length is a multiple of ``ALIGN`` bytes."""
     text = type_spec.encode()
     sizes = struct.pack(f"<{len(leaves)}Q", *(x.nbytes for x in leaves))
     begin = _HEADER.size + len(text) + len(sizes)
@@ -45,7 +45,7 @@ def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -
 
 
 def parts(heap: Leaf, offset: int, pickles: bool) -> tuple[Layout, list[Leaf]]:
-    """Type and leaves of the sample at an offset of the heap. In a file the caller has to ask ``is_intact`` first."""
+    """Type and leaves of the sample at an offset of the heap. For a file, call ``is_intact`` first."""
     _, spec_bytes, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
     body = heap[offset + _HEADER.size : offset + length]
     made = layout(body[:spec_bytes].tobytes().decode(), pickles)
@@ -60,7 +60,7 @@ def parts(heap: Leaf, offset: int, pickles: bool) -> tuple[Layout, list[Leaf]]:
 
 
 def is_intact(heap: Leaf, offset: int, i: int) -> bool:
-    """Whether the block at this offset is sample ``i`` as it was written."""
+    """Whether the block at this offset is sample ``i`` exactly as it was written."""
     header = heap[offset : offset + _HEADER.size]
     if offset < 0 or len(header) < _HEADER.size:
         return False

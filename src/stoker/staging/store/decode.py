@@ -1,4 +1,4 @@
-"""Samples put together again from the bytes of their leaves: the reverse of ``encode``."""
+"""Rebuilds samples from the bytes of their leaves: the inverse of ``encode``."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from .encode import DTYPES, KEY_TYPES, SIMPLE_KINDS, CacheError, take
 from .spec import Leaf, Spec, find_class
 
 Shape: TypeAlias = tuple[int, ...]
-Make: TypeAlias = Callable[[Sequence[Leaf]], Any]  # a value from all leaves of a sample
+Make: TypeAlias = Callable[[Sequence[Leaf]], Any]  # builds a value from all leaves of a sample
 
 
 def stored_copy(sample: Sample) -> Sample:
-    """What a cache returns for a sample: an image that was read from a file, for example, is a plain one."""
+    """Returns the sample as a cache would return it: an image read from a file, for example, becomes a plain image."""
     type_spec, leaves = take(sample)
     return Layout(type_spec).put([x.copy() for x in leaves])
 
 
 class Layout:
-    """How samples of one type are put together from the bytes of their leaves. Raises CacheError: the type is invalid,
-    or its classes are not defined in this process. ``pickles``: it may have values that are unpickled."""
+    """How to rebuild samples of one type from the bytes of their leaves. Raises CacheError if the type is invalid, or
+    its classes are not defined in this process. ``pickles``: the type may contain pickled values."""
 
     def __init__(self, type_spec: str, pickles: bool = True) -> None:
-        self.type_spec = type_spec  # as ``take`` returned it
-        self.sizes: list[int | None] = []  # bytes of each leaf; None for one whose size differs from sample to sample
-        # of leaves that are tensors, arrays or numbers; None for others
+        self.type_spec = type_spec  # as returned by ``take``
+        self.sizes: list[int | None] = []  # bytes of each leaf; None if the size varies between samples
+        # for leaves that are tensors, arrays or numbers; None for others
         self.dtypes: list[torch.dtype | None] = []
         self.shapes: list[Shape] = []
         self.strides: list[Shape | None] = []
@@ -58,31 +58,31 @@ class Layout:
             spec.LONG_LIST: lambda tree: self._variable(_rows if tree[1] == spec.TUPLE else _plain),
             spec.IMAGE: self._image,
         }
-        if pickles:  # what this process and its workers alone can have written
+        if pickles:  # then only this process and its workers can have written them
             self._makers[spec.PICKLED] = lambda tree: self._variable(lambda leaf: pickle.loads(leaf.data))
         try:
             self._tree: Spec = json.loads(type_spec)
             self._make = self._maker(self._tree)
         except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as e:
             raise CacheError(f"not the type of a sample: {type_spec[:200]!r} ({one_line(e)})") from e
-        self._makers.clear()  # they refer to this object: a cycle
-        # every leaf has one size, so samples of this type can be rows of columns
+        self._makers.clear()  # they reference this object: avoids a cycle
+        # every leaf has a fixed size, so samples of this type can be rows of columns
         self.fixed = all(n is not None for n in self.sizes)
         dense = None not in self.dtypes and None not in self.strides and 0 not in self.sizes
-        # every leaf is a tensor, an array or a number, so a batch is one gather from each column
+        # every leaf is a tensor, array or number, so a batch is one gather from each column
         self.stacks = self.fixed and dense and _stacks(self._tree)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a sample in columns, where all leaves have one size."""
+        """Bytes of a sample in columns, if all leaves have a fixed size."""
         return sum(n or 0 for n in self.sizes)
 
     def put(self, leaves: Sequence[Leaf]) -> Sample:
-        """The sample. Its memory is its own."""
+        """Builds the sample, in memory of its own."""
         return self._make(leaves)
 
     def batch(self, columns: Sequence[torch.Tensor]) -> Batch:
-        """What ``default_collate`` makes of samples whose leaves are ``columns``: tensors, one for each leaf."""
+        """The result of ``default_collate`` for samples whose leaves are ``columns``: one tensor per leaf."""
         return _batch(self._tree, iter(columns))
 
     def _maker(self, tree: Spec) -> Make:
@@ -91,7 +91,7 @@ class Layout:
     def _leaf(
         self, size: int | None, dtype: torch.dtype | None = None, shape: Shape = (), strides: Shape | None = None
     ) -> int:
-        """Notes the next leaf. Returns its number."""
+        """Records the next leaf. Returns its number."""
         self.sizes.append(size)
         self.dtypes.append(dtype)
         self.shapes.append(shape)
@@ -118,7 +118,7 @@ class Layout:
         if cls is None or len(cls._fields) != len(tree[2]):
             raise KeyError(f"this run has no named tuple {name!r}")
         fields = [self._maker(field) for field in tree[2]]
-        return lambda leaves: find_class(name)(*[make(leaves) for make in fields])  # a notebook may define it again
+        return lambda leaves: find_class(name)(*[make(leaves) for make in fields])  # a notebook may redefine it
 
     def _tensor_subclass(self, tree: Spec) -> Make:
         name = str(tree[1])
@@ -137,7 +137,7 @@ class Layout:
 
     def _tensor(self, tree: Spec) -> Make:
         dtype, shape, strides = DTYPES[tree[1]], _naturals(tree[2]), _naturals(tree[3])
-        wanted = _naturals(tree[4]) if len(tree) > 4 else strides  # the sample's, where it was stored densely
+        wanted = _naturals(tree[4]) if len(tree) > 4 else strides  # the sample's strides, if it was stored densely
         numel = int(np.prod(shape, dtype=np.int64))
         _check_strides(shape, strides, numel)
         _check_strides(shape, wanted, numel)
@@ -173,7 +173,7 @@ class Layout:
         return lambda leaves: np.frombuffer(leaves[j].tobytes(), dtype)[0]
 
     def _variable(self, make: Callable[[Leaf], Any]) -> Make:
-        """A leaf whose size differs from sample to sample."""
+        """Adds a leaf whose size varies between samples."""
         j = self._leaf(None)
         return lambda leaves: make(leaves[j])
 
@@ -182,15 +182,15 @@ class Layout:
 
         mode, size, info = str(tree[1]), _naturals(tree[2]), ast.literal_eval(tree[3])
         width, height = size
-        if mode == "1":  # eight pixels a byte
+        if mode == "1":  # eight pixels per byte
             j = self._leaf(_line_bytes(mode, 8) * -(-width // 8) * height)
         else:
             j = self._leaf(_line_bytes(mode, 1) * width * height)
 
         def make(leaves: Sequence[Leaf]) -> Image.Image:
-            image = Image.new(mode, (width, height), None)  # not filled
+            image = Image.new(mode, (width, height), None)  # uninitialized
             if width and height:
-                image.frombytes(leaves[j])  # it copies
+                image.frombytes(leaves[j])  # makes a copy
             image.info = dict(info)
             return image
 
@@ -205,9 +205,9 @@ def _rows(leaf: Leaf) -> Any:
     return list(map(tuple, _plain(leaf)))
 
 
-@functools.lru_cache(maxsize=4096)  # images of any size have as many types as sizes
+@functools.lru_cache(maxsize=4096)  # images of varying sizes have one type per size
 def layout(type_spec: str, pickles: bool) -> Layout:
-    """The ``Layout`` of a type; one object for each."""
+    """The ``Layout`` of a type; cached."""
     return Layout(type_spec, pickles)
 
 
@@ -258,7 +258,7 @@ def _naturals(values: Sequence[int]) -> Shape:
 
 
 def _check_strides(shape: Shape, strides: Sequence[int], numel: int) -> None:
-    """A type from a file must not make a tensor read beyond its own memory."""
+    """Checks strides, because a type from a file must not make a tensor read beyond its own memory."""
     if len(strides) != len(shape) or any(s < 0 for s in strides):
         raise KeyError(f"strides {strides!r} for the shape {shape!r}")
     if numel and sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) >= numel:
@@ -268,5 +268,5 @@ def _check_strides(shape: Shape, strides: Sequence[int], numel: int) -> None:
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     try:
         return torch.from_numpy(np.zeros(1, dtype)).dtype
-    except (TypeError, ValueError):  # no such dtype, or another byte order
+    except (TypeError, ValueError):  # no such dtype in torch, or another byte order
         return None

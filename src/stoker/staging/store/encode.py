@@ -1,12 +1,12 @@
-"""A sample as its type (``spec``) and the bytes of its leaves.
+"""Splits a sample into its type (``spec``) and the bytes of its leaves.
 
-Tensors, NumPy arrays and scalars, PIL images, numbers, strings and bytes, in any nesting of tuples, named tuples,
-lists and dicts, come back as they were: type, dtype, shape, strides. Everything else is pickled. Only a cache in memory
-of one process and its workers takes that: what lies in a file, in memory of several ranks, or on another node is never
+Tensors, NumPy arrays and scalars, PIL images, numbers, strings and bytes, in any nesting of tuples, named tuples, lists
+and dicts, are restored exactly: type, dtype, shape, strides. Everything else is pickled, which only a cache in the
+memory of one process and its workers accepts. Data in a file, in memory shared by ranks, or on another node is never
 unpickled.
 
-What does not come back: that two leaves shared memory, strides of expanded tensors, that an array was read-only, and
-the file that an image was read from (its class, its ``format``).
+Not restored: shared memory between two leaves, strides of expanded tensors, read-only flags of arrays, and the file
+from which an image was read (its class and ``format``).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from ...core.types import Sample
 from . import spec
 from .spec import Leaf, Spec, class_name, find_class
 
-ALIGN = 16  # bytes between leaves: enough for any dtype
+ALIGN = 16  # alignment of leaves in bytes: enough for any dtype
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
-SIMPLE_KINDS = "biufc?mMSU"  # kinds of NumPy dtypes that are fully described by their string
-KEY_TYPES = (str, int, bool, type(None))  # of dicts that are not pickled
-PLAIN = {int, float, bool, str, type(None)}  # items of lists that are one leaf
-LONG = 16  # items from which on a list of these, or of rows of them, is one
-_PICKLED = re.compile(r'\["o","((?:[^"\\]|\\.)*)"\]')  # spec.PICKLED in a type
+SIMPLE_KINDS = "biufc?mMSU"  # kinds of NumPy dtypes that their string describes fully
+KEY_TYPES = (str, int, bool, type(None))  # key types of dicts that are not pickled
+PLAIN = {int, float, bool, str, type(None)}  # item types of lists stored as a single leaf
+LONG = 16  # minimum number of items for a list of these, or of rows of them, to be a single leaf
+_PICKLED = re.compile(r'\["o","((?:[^"\\]|\\.)*)"\]')  # spec.PICKLED within a type
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class CacheError(StokerError, RuntimeError):
-    """A cache that cannot be used: damaged, of another format, or of a sample that cannot be stored."""
+    """A cache that cannot be used: damaged, in another format, or for a sample that cannot be stored."""
 
 
 def take(sample: Sample, dense: bool = False, pickles: bool = True) -> tuple[str, list[Leaf]]:
-    """The type of a sample as JSON, and the bytes of its leaves, as views where possible. ``dense``: tensors are stored
-    in the order of their dimensions, whatever their strides, so that they can be stacked. Raises CacheError: it can
-    neither be stored nor pickled, or must not be pickled (``pickles``).
+    """Returns the type of a sample as JSON, and the bytes of its leaves, as views where possible. ``dense``: stores
+    tensors in the order of their dimensions, whatever their strides, so that they can be stacked. Raises CacheError if
+    the sample can neither be stored nor pickled, or must not be pickled (``pickles``).
 
     Example:
         >>> spec, leaves = take((torch.zeros(2, dtype=torch.uint8), 7))
@@ -60,7 +60,7 @@ def take(sample: Sample, dense: bool = False, pickles: bool = True) -> tuple[str
     global _last
     leaves: list[Leaf] = []
     tree = _take(sample, leaves, dense)
-    text, last = repr(tree), _last  # compared as text: for == True is 1
+    text, last = repr(tree), _last  # compared as text, because True == 1
     if text != last[0]:
         _last = last = text, json.dumps(tree, separators=(",", ":"))
     if not pickles and (found := pickled(last[1])):
@@ -69,11 +69,11 @@ def take(sample: Sample, dense: bool = False, pickles: bool = True) -> tuple[str
     return last[1], leaves
 
 
-_last = "[]", "[]"  # the last type: most datasets have one, and json.dumps takes 10 us
+_last = "[]", "[]"  # the last type: most datasets have only one, and json.dumps takes 10 us
 
 
 def pickled(type_spec: str) -> str:
-    """The class of a value that is pickled in samples of this type; "" where none is."""
+    """The class of a pickled value in samples of this type; "" if none."""
     found = _PICKLED.search(type_spec)
     return found[1] if found else ""
 
@@ -95,11 +95,11 @@ def _take_dict(x: dict[Any, Sample], out: list[Leaf], dense: bool) -> Spec:
 
 
 def _take_other(x: Sample, out: list[Leaf], dense: bool) -> Spec:
-    """Values that are recognised by their base class; what is left is pickled."""
+    """Encodes values recognised by their base class; pickles the rest."""
     cls = type(x)
     if isinstance(x, torch.Tensor):
         if _is_simple(x) and find_class(class_name(cls), torch.Tensor) is cls:
-            held = _take(x.__dict__, out, dense)  # torchvision's tv_tensors have a format, a canvas size
+            held = _take(x.__dict__, out, dense)  # torchvision's tv_tensors have a format and a canvas size
             return [spec.TENSOR_SUBCLASS, class_name(cls), held, _take_tensor(x.as_subclass(torch.Tensor), out, dense)]
     elif isinstance(x, np.generic):
         if x.dtype.kind in SIMPLE_KINDS and x.dtype.names is None and x.dtype.type is cls:
@@ -115,7 +115,8 @@ def _take_other(x: Sample, out: list[Leaf], dense: bool) -> Spec:
 
 
 def _take_long_list(x: list[Any], out: list[Leaf]) -> Spec | None:
-    """A list of numbers and texts, or of rows of these, as tokenisers and tables make them; None for any other list."""
+    """Encodes a list of numbers and strings, or of rows of them, as tokenizers and tables produce; returns None for any
+    other list."""
     kind = type(x[0]) if x else None
     in_rows = kind in (tuple, list) and set(map(type, x)) == {kind}
     items = list(itertools.chain.from_iterable(x)) if in_rows else x
@@ -141,7 +142,7 @@ def _pickle(x: Sample) -> bytes:
 
 
 class _SamplePickler(pickle.Pickler):
-    """Writes tensors as their bytes, which are read in 5 us; what torch makes of one takes 60 us to read."""
+    """Pickles tensors as their bytes, which load in 5 us; torch's own format takes 60 us."""
 
     def reducer_override(self, x: object) -> Any:
         if type(x) is not torch.Tensor or not _is_simple(x) or not x.is_contiguous() or not x.numel() or x.__dict__:
@@ -150,7 +151,7 @@ class _SamplePickler(pickle.Pickler):
 
 
 def tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these bytes, which it keeps."""
+    """Returns the tensor with these bytes, which it keeps."""
     return torch.frombuffer(data, dtype=dtype).as_strided(shape, strides)
 
 
@@ -170,7 +171,7 @@ def _take_tensor(t: torch.Tensor, out: list[Leaf], dense: bool) -> Spec:
     if not t.is_contiguous():
         strides = t.stride()
         order = sorted(range(t.ndim), key=lambda d: (-strides[d], d))
-        if t.permute(order).is_contiguous():  # without gaps, in another order
+        if t.permute(order).is_contiguous():  # dense, but in another order
             flat = t.contiguous() if dense else t.permute(order)
             out.append(_bytes_of_tensor(flat))
             return [*tree, list(flat.stride()), list(strides)] if dense else [*tree, list(strides)]
@@ -196,7 +197,7 @@ def _take_array(a: NDArray[Any], out: list[Leaf], dense: bool) -> Spec:
 
 
 def _take_image(image: Any, out: list[Leaf]) -> Spec | None:
-    """A PIL image without a palette whose ``info`` is plain; None for any other."""
+    """Encodes a PIL image without a palette whose ``info`` is plain; returns None for any other."""
     if image.mode in ("P", "PA") or "transparency" in image.info:
         return None
     info = repr(image.info)
@@ -205,7 +206,7 @@ def _take_image(image: Any, out: list[Leaf]) -> Spec | None:
     return _leaf(out, image.tobytes(), spec.IMAGE, image.mode, list(image.size), info)
 
 
-@functools.lru_cache(maxsize=64)  # images of a dataset mostly have the same, and parsing it takes 30 us
+@functools.lru_cache(maxsize=64)  # mostly the same for all images of a dataset; parsing takes 30 us
 def _literal(text: str) -> object:
     try:
         return ast.literal_eval(text)

@@ -1,15 +1,15 @@
-"""A cache on disk: a folder of NumPy files, mapped. It is filled under one name and renamed when it is complete.
+"""A cache on disk: a folder of memory-mapped NumPy files, filled under a temporary name and renamed when complete.
 
-``NAME-KEY/``, while it is being filled ``NAME-KEY.part/``:
+``NAME-KEY/``; ``NAME-KEY.part/`` while it is being filled:
 
 - ``manifest.json``: format, number of samples, and what the cache depends on;
 - ``place.npy``: the location of each sample (see ``tables``); ``head.npy``, ``words.npy``: see ``head``;
-- ``column-0.npy`` ...: samples of one type, a column a leaf; ``crc.npy``: a checksum a row;
+- ``column-0.npy`` ...: samples of one type, one column per leaf; ``crc.npy``: a checksum per row;
 - ``heap.npy``: samples of other types, each with its checksum.
 
-The files are sparse until they are written. Nothing in them is ever unpickled. A checksum finds damage, and not what
-somebody else has written on purpose: folder and files must be the user's or root's, and writable to nobody else. Links
-are not followed from the folder on.
+The files are sparse until written. Nothing in them is ever unpickled. Checksums detect damage, not deliberate changes:
+the folder and files must belong to the user or root, and be writable to nobody else. Links inside the folder are not
+followed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .encode import CacheError
 from .memory import Lock
 
 FORMAT = 4
-GROWING = ("column-", "heap")  # tables whose room is taken block by block; that of others is taken at once
+GROWING = ("column-", "heap")  # tables whose disk space is reserved block by block; the others reserve all at once
 PART = ".part"
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 1 << 24  # at most
-SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, no pipe waited for
-REMOVED = ".gone-"  # prefix of the folder into which a cache is moved before it is removed
+SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # follows no link, waits for no pipe
+REMOVED = ".gone-"  # prefix of the folder to which a cache is moved before its removal
 
 
 def root() -> Path:
-    """Where caches are by default: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder."""
+    """Default folder of caches: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder."""
     named = os.environ.get("STOKER_CACHE")
     if named:
         return Path(named)
@@ -61,7 +61,7 @@ def digest(key: JsonObject) -> str:
 
 
 class NotOwn(CacheError):
-    """Somebody else made it, or can write to it."""
+    """A folder or file that somebody else created or can write to."""
 
 
 def _check_own(fd: int, path: Path) -> None:
@@ -86,9 +86,9 @@ def _check_folder(path: Path) -> None:
 
 
 class Folder:
-    """Tables in files of one folder. Raises OSError: it cannot be opened; NotOwn."""
+    """Tables in the files of one folder. Raises OSError if it cannot be opened, or NotOwn."""
 
-    trusted = pickles = False  # anyone may have written it
+    trusted = pickles = False  # anybody may have written it
     kind = "disk"
 
     def __init__(self, path: Path) -> None:
@@ -97,18 +97,18 @@ class Folder:
         weakref.finalize(self, os.close, self._dir).atexit = False
         _check_own(self._dir, path)
         self.writable = os.access(path, os.W_OK)
-        self._files: dict[str, tuple[int, int]] = {}  # by table: the descriptor, and where the values begin
+        self._files: dict[str, tuple[int, int]] = {}  # by table: the descriptor, and the offset of the values
         self.lock: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         try:
             self.lock = Lock(self._open("lock", os.O_RDWR | os.O_CREAT))
-        except (OSError, CacheError):  # a folder that can only be read
+        except (OSError, CacheError):  # a read-only folder
             self.writable = False
 
     def __reduce__(self) -> tuple[Callable[[Path], Folder], tuple[Path]]:
         return _reopened, (self.path,)
 
     def _open(self, name: str, flags: int) -> int:
-        """Raises OSError; CacheError: it is no file of one's own."""
+        """Opens a file. Raises OSError; CacheError if it is not a regular file, or not one's own."""
         fd = os.open(name, flags | SAFE, 0o600, dir_fd=self._dir)
         weakref.finalize(self, os.close, fd).atexit = False
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -117,8 +117,8 @@ class Folder:
         return fd
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
-        """``count`` values in a file of their own. It is created where there is none. Raises CacheError: a file with
-        other contents; OSError: it cannot be created."""
+        """Maps ``count`` values in a file of their own, creating the file if needed. Raises CacheError if the file has
+        other contents, OSError if it cannot be created."""
         dtype = np.dtype(dtype)
         file = f"{name}.npy"
         header = _header(dtype, count)
@@ -138,8 +138,8 @@ class Folder:
         return np.frombuffer(mmap.mmap(fd, size, access=access), dtype, count, len(header))
 
     def _create(self, file: str, header: bytes, size: int, sparse: bool) -> None:
-        """Writes a file under a temporary name and links it: the first of several processes wins. Its room is taken at
-        once unless it is ``sparse``: a write to a mapped hole is a SIGBUS where the disk is full."""
+        """Writes a file under a temporary name and links it, so that the first of several processes wins. Reserves its
+        disk space at once unless ``sparse``: writing to a mapped hole on a full disk is a SIGBUS."""
         temporary = f".{file}.{os.getpid()}.{time.monotonic_ns()}"
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
         try:
@@ -154,16 +154,16 @@ class Folder:
             os.unlink(temporary, dir_fd=self._dir)
 
     def reserve(self, name: str, offset: int, nbytes: int) -> None:
-        """Takes room on the disk for a range of a table. Raises OSError: the disk is full."""
+        """Reserves disk space for a range of a table. Raises OSError if the disk is full."""
         fd, begin = self._files[name]
         os.posix_fallocate(fd, begin + offset, nbytes)
 
     def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None:
-        """Writes bytes into a table. Its room was reserved."""
+        """Writes bytes into a table, in reserved space."""
         table[offset : offset + len(data)] = data
 
     def give_back(self, start: int) -> None:
-        """Does nothing: the system drops pages of files itself."""
+        """Does nothing: the system itself drops pages of files."""
 
     def sync(self) -> None:
         """Brings what was written to the disk."""
@@ -171,7 +171,7 @@ class Folder:
             os.fdatasync(fd)
 
     def seal(self) -> None:
-        """All samples are stored: brings them to the disk and gives the folder its final name."""
+        """Call when all samples are stored: flushes them to disk and gives the folder its final name."""
         if self.path.suffix != PART or not self.writable:
             return
         for fd, _ in self._files.values():
@@ -211,7 +211,7 @@ def _check_length(path: Path, fd: int, want: int) -> None:
 
 
 def manifest_of(path: Path) -> JsonObject:
-    """A cache's manifest. Raises CacheError: there is none, or it is damaged or of another version."""
+    """Reads a cache's manifest. Raises CacheError if it is missing, damaged or of another version."""
     try:
         found = json.loads(_read_manifest(path))
     except (OSError, ValueError, RecursionError) as e:
@@ -240,9 +240,9 @@ def paths_for(base: Path, name: str, key: JsonObject) -> tuple[Path, Path]:
 
 
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
-    """The folder of a cache for this key: complete, partly filled, or new; and why an earlier one is not used, or
-    "". ``key``: what the samples depend on; texts and numbers. Raises OSError: it cannot be created or opened;
-    NotOwn."""
+    """Opens the folder of a cache for this key: complete, partly filled, or new. Also returns why an earlier one is not
+    used, or "". ``key``: strings and numbers on which the samples depend. Raises OSError if it cannot be created or
+    opened, or NotOwn."""
     final, part = paths_for(base, name, key)
     note = ""
     for path in (final, part):
@@ -254,7 +254,7 @@ def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
             except CacheError as e:
                 note = f"{e}: it is made anew"
                 discard(path)
-    for _ in range(3):  # it may be renamed in between
+    for _ in range(3):  # it may be renamed in the meantime
         if final.is_dir():
             return Folder(final), note
         if not part.is_dir():
@@ -271,7 +271,7 @@ def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
 
 
 def _create(base: Path, part: Path, key: JsonObject) -> None:
-    """A folder with its manifest. It gets its name once that is written."""
+    """Creates a folder with its manifest, and renames it once the manifest is written."""
     temporary = Path(tempfile.mkdtemp(prefix=".stoker-", dir=base))
     try:
         manifest = {"format": FORMAT, "made": time.strftime("%Y-%m-%d %H:%M:%S"), "key": key}
@@ -285,7 +285,7 @@ def _create(base: Path, part: Path, key: JsonObject) -> None:
 
 
 def discard(path: Path) -> None:
-    """Removes a cache. Processes that have it mapped can go on reading."""
+    """Removes a cache. Processes that have it mapped can continue to read it."""
     with contextlib.suppress(OSError):
         removed = Path(tempfile.mkdtemp(prefix=REMOVED, dir=path.parent))
         try:
@@ -305,7 +305,7 @@ def caches(base: Path) -> list[Path]:
 
 
 def _what_changed(base: Path, name: str, key: JsonObject) -> str:
-    """How this key differs from that of the newest cache of the same name; "" where it does not, or there is none."""
+    """How this key differs from that of the newest cache of the same name; "" if it does not, or there is none."""
     others = [p for p in caches(base) if p.name.rpartition("-")[0] == name]
     if not others:
         return ""

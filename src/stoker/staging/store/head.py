@@ -1,4 +1,4 @@
-"""The numbers and texts that all users of a store share: how samples are stored, and how much room is taken."""
+"""The numbers and strings shared by all users of a store: how samples are stored, and how much space is used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 NUMBERS = 32  # int64 in the table ``head``
-SPEC_BYTES = 1 << 16  # for the type of the samples in rows; the second half of the table ``words`` has a reason
+SPEC_BYTES = 1 << 16  # for the type of samples in rows; the second half of the table ``words`` holds a reason
 
 
 class StoreState(enum.IntEnum):
-    """How samples are stored. It changes from UNDECIDED to one of the others, and from each to DISABLED."""
+    """How samples are stored. Changes from UNDECIDED to one of the others, and from any of them to DISABLED."""
 
     UNDECIDED = 0
     ROWS = 1  # samples of one type are rows of columns, others are blocks
@@ -34,27 +34,27 @@ class _Number:
 
 
 class StoreHead:
-    """The shared fields of a store. The caller holds the store's lock where it changes one. The indices are a file
-    format: see ``folder.FORMAT``."""
+    """The shared fields of a store. Hold the store's lock to change one. The indices are part of a file format: see
+    ``folder.FORMAT``."""
 
     state = _Number(0)
     samples = _Number(1)  # length of the dataset; 0 in a new store
-    rows = _Number(2)  # that there is room for
+    rows = _Number(2)  # capacity in rows
     rows_taken = _Number(3)
-    heap_end = _Number(4)  # bytes of the heap that are taken
-    filled = _Number(5)  # samples that are stored
+    heap_end = _Number(4)  # used bytes of the heap
+    filled = _Number(5)  # number of stored samples
     reserved = _Number(6)  # bytes
     budget = _Number(7)  # bytes
     spec_length = _Number(8)  # bytes of ``spec``
-    reason_length = _Number(9)  # bytes of ``reason``; 0: samples are still stored
+    reason_length = _Number(9)  # bytes of ``reason``; 0 while samples are stored
     row_is_index = _Number(10)  # all samples fit, so sample i is row i
-    prepared = _Number(11)  # samples that were made, in all processes
-    prepare_ns = _Number(12)  # that took
-    check_memory_at = _Number(13)  # bytes reserved from which on free memory is looked at again
-    gather_checked = _Number(14)  # a gathered batch was compared with one of single samples
-    ranks = _Number(16)  # of this node, for which the budget is
+    prepared = _Number(11)  # samples prepared, by all processes
+    prepare_ns = _Number(12)  # time spent on that
+    check_memory_at = _Number(13)  # number of reserved bytes at which free memory is checked again
+    gather_checked = _Number(14)  # a gathered batch was compared with one made from single samples
+    ranks = _Number(16)  # ranks of this node that share the budget
     ranks_joined = _Number(17)
-    store_ns = _Number(18)  # CPU time that storing samples took
+    store_ns = _Number(18)  # CPU time spent on storing samples
 
     def __init__(self, numbers: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> None:
         self.numbers = numbers
@@ -62,8 +62,8 @@ class StoreHead:
 
     @property
     def spec(self) -> str:
-        """The type of the samples in rows, as ``encode.take`` has it."""
-        return self._texts[: self.spec_length].tobytes().decode(errors="replace")  # a damaged one is no type
+        """The type of samples in rows, as returned by ``encode.take``."""
+        return self._texts[: self.spec_length].tobytes().decode(errors="replace")  # a damaged one is rejected as a type
 
     @spec.setter
     def spec(self, spec: str) -> None:

@@ -1,6 +1,6 @@
-"""Caches on disk for ``stoker cache``: which there are, and their removal.
+"""Lists and removes caches on disk, for ``stoker cache``.
 
-Listing writes nothing, unpickles nothing, and does not count as use.
+Listing writes nothing, unpickles nothing, and does not count as a use.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ...core.errors import UsageError
 from .encode import CacheError
 from .folder import MANIFEST, PART, REMOVED, discard, manifest_of
 
-NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # of the folder of a cache, see ``folder.open_for``
+NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # folder name of a cache, see ``folder.open_for``
 
 
 class CacheFolder(NamedTuple):
     """One cache."""
 
     path: Path
-    samples: int  # of the dataset; 0 where that cannot be read
-    state: str  # "complete", "filling", or "damaged": the next run makes it anew
-    nbytes: int  # on the disk; holes take none
+    samples: int  # length of the dataset; 0 if it cannot be read
+    state: str  # "complete", "filling", or "damaged": the next run recreates it
+    nbytes: int  # on disk; holes take none
     used: float  # when a run last opened it, in s since the epoch
 
 
 def listed(base: Path) -> list[CacheFolder]:
-    """All caches in a folder, the last used first. Raises UsageError: the folder cannot be listed."""
+    """All caches in a folder, most recently used first. Raises UsageError if the folder cannot be listed."""
     try:
         found = [p for p in base.iterdir() if NAME.fullmatch(p.name) and os.access(p / MANIFEST, os.R_OK)]
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def _look(path: Path) -> CacheFolder | None:
 
 
 def find(caches: Sequence[CacheFolder], name: str) -> CacheFolder:
-    """The one cache whose name is, or begins with, ``name``. Raises UsageError: none, or several."""
+    """The only cache whose name equals, or begins with, ``name``. Raises UsageError if there is none, or several."""
     found = [c for c in caches if c.path.name == name] or [c for c in caches if name and c.path.name.startswith(name)]
     if len(found) != 1:
         names = ", ".join(sorted(c.path.name for c in found))
@@ -73,7 +73,7 @@ def find(caches: Sequence[CacheFolder], name: str) -> CacheFolder:
 
 
 def remove(base: Path, caches: Sequence[CacheFolder]) -> list[CacheFolder]:
-    """Removes caches, and what is left of removals that were interrupted. Returns those that could not be removed."""
+    """Removes caches, and remnants of interrupted removals. Returns those that could not be removed."""
     for removed in base.glob(f"{REMOVED}*"):
         with contextlib.suppress(OSError):
             if all(NAME.fullmatch(p.name) for p in removed.iterdir()):

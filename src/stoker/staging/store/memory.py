@@ -1,4 +1,4 @@
-"""The tables of a cache in memory: one anonymous file that every worker of a run has mapped."""
+"""In-memory tables of a cache: one anonymous file that all workers of a run map."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _thread_locks: dict[tuple[int, int], threading.Lock] = {}  # by file: record loc
 
 
 class Lock:
-    """One writer at a time, among threads and processes. The kernel releases it if its holder dies.
+    """Excludes other threads and processes. The kernel releases the lock if its holder dies.
 
-    It is two locks, of the first and the second byte (fcntl(2)). A record lock excludes all processes, but ends when
-    its holder closes any other descriptor of the file: a second cache that is collected, a duplicate for a spawned
-    worker. The lock of an open file description does not, but each process has to open the file itself. Where it
-    cannot, because it has no descriptor left or no /proc, the record lock stands alone."""
+    It consists of two locks, on the first and second byte (fcntl(2)). A record lock excludes all processes, but is lost
+    when its holder closes any other descriptor of the file: that of a garbage-collected second cache, or a duplicate
+    for a spawned worker. A lock of the open file description is not lost, but requires each process to open the file
+    itself. If that fails, for lack of descriptors or of /proc, only the record lock remains."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._file = identity(fd)
-        self._own: int | None = None  # descriptor that this process has opened; -1: it cannot
+        self._own: int | None = None  # descriptor opened by this process; -1: cannot open one
         self._close: weakref.finalize[..., Lock] | None = None
         _locks.add(self)
 
@@ -60,21 +60,22 @@ class Lock:
         mode = fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_ACCMODE
         try:
             fd = os.open(f"/proc/self/fd/{self._fd}", mode | os.O_CLOEXEC)
-        except (OSError, UsageError):  # in a trial, which may not open files for writing
+        except (OSError, UsageError):  # in a trial, which must not open files for writing
             return -1
         self._close = weakref.finalize(self, os.close, fd)
         self._close.atexit = False
         return fd if identity(fd) == self._file else -1
 
     def forked(self) -> None:
-        """In a forked child: what it has inherited is its parent's, and would keep the lock when that dies."""
+        """Call in a forked child: the inherited lock is the parent's, and would stay locked after the parent's
+        death."""
         if self._close is not None:
             self._close()
         self._own = self._close = None
 
 
 def identity(fd: int) -> tuple[int, int]:
-    """Which file it is: no other one has the same numbers while it exists."""
+    """Identifies a file: no other has the same numbers while it exists."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
@@ -83,7 +84,7 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    _thread_locks.clear()  # another thread may have held one while this child was forked
+    _thread_locks.clear()  # another thread may have held one during the fork
     for lock in list(_locks):
         lock.forked()
 
@@ -92,16 +93,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class MemoryTables:
-    """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it. Forked workers inherit
-    it, spawned ones receive its descriptor. Only pages that are written take memory. Raises OSError: such files are not
-    supported here.
+    """Tables in an anonymous file (memfd_create(2)), which limits of ``/dev/shm`` do not affect. Forked workers inherit
+    it, spawned ones receive its descriptor. Only written pages take memory. Raises OSError if the system does not
+    support such files.
 
     Args:
         nbytes: the file's size.
-        pickles: it stays with this process and its workers, so samples may have values that are unpickled.
+        pickles: the file stays with this process and its workers, so samples may contain pickled values.
     """
 
-    trusted = True  # this run wrote all of it, so it needs no checksums
+    trusted = True  # this run wrote everything, so no checksums are needed
     writable = True
     kind = "RAM"
 
@@ -124,7 +125,7 @@ class MemoryTables:
 
     @classmethod
     def of(cls, fd: int, pickles: bool) -> MemoryTables:
-        """The memory behind a descriptor from another process. It closes the descriptor."""
+        """Maps the memory behind a descriptor from another process. Takes ownership of the descriptor."""
         memory = cls.__new__(cls)
         memory._attach(fd, pickles)
         return memory
@@ -139,17 +140,18 @@ class MemoryTables:
         return MemoryTables._attached, (reduction.DupFd(self.fd), self.pickles)
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
-        """``count`` values from byte ``start`` on, a multiple of the page size; zeros where nothing was written."""
+        """Maps ``count`` values from byte ``start`` on, a multiple of the page size; zeros where nothing was
+        written."""
         dtype = np.dtype(dtype)
         whole = np.frombuffer(map_shared(self.fd, max(1, count * dtype.itemsize), start), np.uint8)
         return whole[: count * dtype.itemsize].view(dtype)
 
     def reserve(self, name: str, offset: int, nbytes: int) -> None:
-        """Does nothing: writing takes the memory."""
+        """Does nothing: memory is allocated on writing."""
 
     def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None:
-        """Writes bytes into a table that begins at ``start``. It uses pwrite(2): writing to a new mapping costs a fault
-        a page, and a SIGBUS where memory is exhausted. Raises OSError: memory is exhausted."""
+        """Writes bytes into the table at ``start``. Uses pwrite(2): writing to a new mapping costs a fault per page,
+        and a SIGBUS if memory is exhausted. Raises OSError if memory is exhausted."""
         at = start + offset
         left = memoryview(data.data).cast("B")
         while len(left):
@@ -157,9 +159,9 @@ class MemoryTables:
             at, left = at + n, left[n:]
 
     def give_back(self, start: int) -> None:
-        """Gives all memory from byte ``start`` on, a multiple of the page size, back to the system, in all processes.
-        It reads as zeros from then on."""
+        """Returns all memory from byte ``start`` on, a multiple of the page size, to the system, in all processes. It
+        then reads as zeros."""
         punch(self.fd, start, os.fstat(self.fd).st_size - start)
 
     def seal(self) -> None:
-        """Does nothing: all samples are stored."""
+        """Does nothing: memory needs no finalization."""

@@ -1,11 +1,11 @@
-"""The type of a sample as JSON: what ``encode`` writes and ``decode`` reads. Caches on disk contain it.
+"""The type of a sample as JSON, which ``encode`` writes, ``decode`` reads, and caches on disk contain.
 
 A type is a list that begins with one of these tags::
 
     ["(", [["t", "uint8", [3, 32, 32], [1024, 32, 1]], ["i"]]]        (uint8 tensor of 3x32x32, int)
 
-Named tuples and subclasses of Tensor are noted by module and name. A class of a script is noted under the name that the
-script has when it is imported, so that any run finds it. Classes of stoker are never noted.
+Named tuples and subclasses of Tensor are recorded by module and name. A class of a script is recorded under the name
+under which the script would be imported, so that any run finds it. Classes of stoker are never recorded.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Spec: TypeAlias = list[Any]
-Leaf: TypeAlias = NDArray[np.uint8]  # the bytes of a value, in one dimension
+Leaf: TypeAlias = NDArray[np.uint8]  # the bytes of a value, one-dimensional
 
-TENSOR = "t"  # dtype, shape, strides as stored; strides of the sample where they differ
+TENSOR = "t"  # dtype, shape, strides as stored; the sample's strides if they differ
 ARRAY = "a"  # dtype, shape, strides in bytes
 INT, FLOAT, BOOL = "i", "f", "?"
 NUMPY_SCALAR = "g"  # dtype
 TEXT, BYTES, NONE = "s", "b", "0"
 IMAGE = "P"  # of Pillow: mode, size, info
-LONG_LIST = "L"  # numbers and texts, or rows of these, by MessagePack: TUPLE where these are tuples, else LIST
+LONG_LIST = "L"  # numbers and strings, or rows of them, as MessagePack: TUPLE if the rows are tuples, else LIST
 TUPLE, LIST = "(", "["  # the types of the items
 DICT = "{"  # the keys, the types of the values
 NAMED_TUPLE = "N"  # the class, the types of the fields
@@ -59,8 +59,8 @@ def _modules(name: str) -> Iterator[object]:
 
 
 def find_class(name: str, base: type = tuple) -> Any:
-    """A named tuple, or a subclass of ``base``, that this process has defined or imported; None where it has none.
-    Nothing is imported: the name may come from a file."""
+    """Finds a named tuple, or a subclass of ``base``, that this process has defined or imported; None if there is none.
+    Imports nothing, because the name may come from a file."""
     module, _, path = name.partition(":")
     found: object = next(_modules(module), None)
     for part in path.split("."):

@@ -1,20 +1,20 @@
-"""Which samples are stored, and how they get in and out.
+"""Which samples are stored, and how they are written and read.
 
-Samples of the first type that is seen are rows of columns, a column a leaf, so that a batch is one gather from each;
-others are blocks in a heap (``tables``). What is stored stays: under random access an LRU of the same size evicts what
-the epoch still needs (``docs/notes/staging.md`` has the measurement of both).
+Samples of the first type encountered are rows of columns, one column per leaf, so that a batch is one gather from each.
+Others are blocks in a heap (``tables``). Stored samples are never evicted: under random access, an LRU of the same size
+evicts what the epoch still needs (``docs/notes/staging.md`` has the measurements).
 
 Many processes and threads fill one store. A writer
 
-1. takes room under the lock (``Tables.allocate``),
+1. reserves space under the lock (``Tables.allocate``),
 2. writes the sample without the lock (``Tables.write``),
-3. enters its location in ``locations``, a single word, under the lock.
+3. stores its location, a single word, in ``locations`` under the lock.
 
-A reader that sees the word sees the sample. A writer that is killed between 1 and 3 has taken room and entered nothing.
+A reader that sees the word sees the sample. A writer killed between 1 and 3 leaves reserved space but no entry.
 
-The memory of a store is given back at any time (``Store.shut``): the state is set first, for good, and then the pages
-become zeros, under readers too. So a reader copies first, asks for the state after that, and drops what it has copied
-if the store is shut (``Store.copied``).
+The memory of a store may be freed at any time (``Store.shut``). First the state is set permanently, and then the pages
+become zeros, even under readers. So a reader first copies, then checks the state, and discards its copy if the store
+was shut (``Store.copied``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .memory import MemoryTables
 from .spec import Leaf
 from .tables import PAGE, Medium, Samples, Tables
 
-FIRST_SAMPLES = 16  # after so many samples, at most, it is decided how samples are stored
-LOOK_S = 0.5  # between two looks at the free memory, of 0.1 ms each
+FIRST_SAMPLES = 16  # samples after which, at the latest, it is decided how samples are stored
+LOOK_S = 0.5  # between two checks of free memory, of 0.1 ms each
 
 
 T = TypeVar("T")
@@ -50,17 +50,17 @@ class Gone(Exception):
 
 
 class StoreStats(NamedTuple):
-    """A store in numbers."""
+    """Statistics of a store."""
 
     samples: int  # of the dataset
-    filled: int  # of these, in the store
-    nbytes: int  # reserved
+    filled: int  # number of stored samples
+    nbytes: int  # reserved bytes
     budget: int  # bytes it may reserve
-    prepared: int  # samples prepared so far, in all processes
-    prepare_s: float  # seconds that took, summed
-    keep_s: float  # seconds of CPU that storing them took, summed
-    reason: str  # why no more samples are stored, "" while they are
-    ranks: int = 1  # of this node that fill and read it
+    prepared: int  # samples prepared so far, by all processes
+    prepare_s: float  # total seconds spent on that
+    keep_s: float  # total CPU seconds spent on storing them
+    reason: str  # why no more samples are stored; "" while they are
+    ranks: int = 1  # ranks of this node that fill and read it
 
     def describe(self) -> str:
         share = self.filled / max(1, self.samples)
@@ -78,7 +78,7 @@ def _tables_start(samples: int) -> int:
 
 
 class Store:
-    """Samples by their index. One that is stored stays. Raises CacheError: it is a store of another dataset, or
+    """Samples by index; a stored sample is never evicted. Raises CacheError if it is a store of another dataset, or
     damaged."""
 
     def __init__(self, medium: Medium, samples: int, budget: int) -> None:
@@ -92,17 +92,17 @@ class Store:
                 self._head.budget = budget
                 self._head.samples = samples
                 if not medium.trusted and self.locations.any():
-                    self.locations[:] = 0  # their head is lost: new samples would overwrite them
+                    self.locations[:] = 0  # without their head, new samples would overwrite them
         if self._head.samples != samples:
             raise CacheError(f"a cache of {self._head.samples:,} samples for a dataset of {samples:,}")
         self._tables: Tables | None = None
         self._first: Samples = {}  # stored once it is decided how
-        # Samples of a file that were found intact in this run, by any worker.
+        # Samples in files that any worker has found intact in this run.
         self._verified: NDArray[np.uint8] | None = None
         if not medium.trusted:
             self._verified = MemoryTables(samples + 1).table("seen", np.uint8, samples, 0)
         self._no_room_for_tables = False
-        self._low = 0  # bytes of memory that are to stay free; 0: not known yet
+        self._low = 0  # bytes of memory that must stay free; 0: unknown yet
         self._next_look = time.monotonic() + LOOK_S
         if medium.kind == "RAM":
             reclaim.add(self)
@@ -143,7 +143,7 @@ class Store:
 
     @property
     def gather_checked(self) -> bool:
-        """Whether a gathered batch was found to equal one of single samples. All workers share this."""
+        """Whether a gathered batch was found equal to one made from single samples. Shared by all workers."""
         return bool(self._head.gather_checked)
 
     @gather_checked.setter
@@ -152,8 +152,8 @@ class Store:
             self._head.gather_checked = value
 
     def shut(self, reason: str) -> bool:
-        """From now on no process serves or stores samples, and their memory is the system's again. Returns whether this
-        call did it."""
+        """Stops serving and storing samples in all processes, and frees their memory. Returns whether this call did
+        it."""
         with self.medium.lock():
             if self._head.state == StoreState.DISABLED or not self.medium.writable:
                 return False
@@ -166,7 +166,7 @@ class Store:
         return True
 
     def give_back(self, reason: str) -> int:
-        """Shuts the store if it has taken memory. Returns the bytes. See ``reclaim``."""
+        """Shuts the store if it has used memory. Returns the bytes freed. See ``reclaim``."""
         nbytes = self._head.reserved
         return nbytes if nbytes and self.shut(f"its memory was given back: {reason}") else 0
 
@@ -174,8 +174,8 @@ class Store:
         self.medium.give_back(_tables_start(self.samples))
 
     def _look_at_memory(self) -> None:
-        """Gives the memory back where the machine runs short. Each process that reads looks: the loader may be
-        torch's, which does not."""
+        """Frees the memory if the machine runs short. Every reading process checks, because the loader may be torch's,
+        which does not."""
         self._next_look = time.monotonic() + LOOK_S
         self._low = self._low or resources.memory_low()
         left = resources.memory_available()
@@ -188,17 +188,17 @@ class Store:
         self._next_look = float("inf")
 
     def divide(self, ranks: int) -> None:
-        """The budget is for this many ranks: it may be used up once all of them have joined."""
+        """Sets the number of ranks that share the budget, which may be used up once all of them have joined."""
         self._head.ranks = ranks
 
     def join(self) -> None:
-        """One more rank fills and reads this store."""
+        """Adds a rank that fills and reads this store."""
         with self.medium.lock():
             self._head.ranks_joined = min(self._head.ranks, self._head.ranks_joined + 1)
         self.clear_full()
 
     def clear_full(self) -> None:
-        """Samples are stored again: there may be room now, on the disk or for one more rank."""
+        """Resumes storing samples: there may be space now, on disk or for another rank."""
         with self.medium.lock():
             if self.medium.writable and self._head.state != StoreState.DISABLED:
                 self._head.reason_length = 0
@@ -209,8 +209,8 @@ class Store:
     # -- reading
 
     def find(self, indices: Sequence[Index]) -> NDArray[np.int64] | None:
-        """``where`` for indices as a dataset gets them, which may count from the end. None: they are no numbers, or
-        there is no such sample, and the dataset is to raise what it raises."""
+        """``where`` for a dataset's indices, which may count from the end. None if they are not numbers, or out of
+        range: the dataset then raises its own error."""
         try:
             numbers = np.array(indices)
         except ValueError:
@@ -223,12 +223,12 @@ class Store:
         return self.where(numbers)
 
     def where(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The location of each sample, for ``read``; 0 where it is not stored. In a file, a sample is verified when it
-        is first asked for. One that is damaged is not stored any more."""
+        """The location of each sample, for ``read``; 0 if it is not stored. For a file, verifies a sample on first
+        request; a damaged one no longer counts as stored."""
         if self.medium.kind == "RAM" and time.monotonic() >= self._next_look:
             self._look_at_memory()
         at: NDArray[np.int64] = self.locations[indices]
-        barrier()  # the samples are read after their locations
+        barrier()  # locations must be read before the samples
         if self._verified is not None and at.any():
             if not self.ready():
                 return np.zeros_like(at)
@@ -238,7 +238,7 @@ class Store:
         return at
 
     def _verify(self, i: int, location: int) -> bool:
-        """Whether sample ``i`` is intact. One that is not is removed."""
+        """Whether sample ``i`` is intact; removes it if not."""
         assert self._verified is not None
         assert self._tables is not None
         if self._tables.is_intact(i, location):
@@ -252,31 +252,31 @@ class Store:
         return False
 
     def copied(self, copy: Callable[[], T]) -> T:
-        """What ``copy`` copies out of this store. Raises Gone: the store was shut, perhaps beforehand."""
+        """Returns what ``copy`` copies from this store. Raises Gone if the store was shut, perhaps earlier."""
         try:
             out = copy()
         except Exception:
             if self.usable:
                 raise
         else:
-            barrier()  # the state is read after the samples
+            barrier()  # samples must be read before the state
             if self.usable:
                 return out
-        self._free()  # reading what was given back takes pages again
+        self._free()  # reading freed memory allocates pages again
         raise Gone
 
     def read(self, location: int) -> Sample:
-        """The sample at a location that ``where`` returned; its memory is its own. Raises Gone."""
+        """Reads the sample at a location from ``where``, into memory of its own. Raises Gone."""
 
         def to_decode() -> tuple[Layout, list[Leaf]]:
             made, leaves = self._in_place(location)
             return made, [x.copy() if n is None else x for x, n in zip(leaves, made.sizes, strict=True)]
 
-        made, leaves = self.copied(to_decode)  # of half a text or pickle nothing may be made; of half a tensor it may
+        made, leaves = self.copied(to_decode)  # a torn string or pickle must not be decoded; a torn tensor may be
         return self.copied(lambda: made.put(leaves))
 
     def stored(self, location: int) -> tuple[str, list[Leaf]]:
-        """The type of the sample at a location that ``where`` returned, and copies of its leaves. Raises Gone."""
+        """Type of the sample at a location from ``where``, and copies of its leaves. Raises Gone."""
 
         def copy() -> tuple[str, list[Leaf]]:
             made, leaves = self._in_place(location)
@@ -290,32 +290,32 @@ class Store:
         return self._tables.stored(location)
 
     def rows_at(self, locations: NDArray[np.int64]) -> torch.Tensor | None:
-        """The rows of samples, for a gather from ``columns``; None where not all are rows, or rows do not stack."""
+        """Row numbers of samples, for a gather from ``columns``; None if not all are rows, or rows do not stack."""
         if int(locations.min()) <= 0 or self.layout is None or not self.columns:
             return None
         return torch.from_numpy(locations - 1)
 
     @property
     def layout(self) -> Layout | None:
-        """Of the samples in rows; None where there are none."""
+        """Layout of the samples in rows; None if there are none."""
         return self._tables.layout if self.ready() and self._tables is not None else None
 
     @property
     def columns(self) -> list[torch.Tensor]:
-        """One tensor a leaf, a row a sample; [] where a batch is not one gather from each. To be read by ``copied``
-        only, and not to be written to."""
+        """One tensor per leaf with a row per sample; [] if a batch is not one gather from each. Read only via
+        ``copied``; never write to them."""
         return self._tables.tensors if self._tables is not None else []
 
     def ready(self) -> bool:
-        """Opens the tables once it is decided how samples are stored, by any process. Returns whether they are open.
-        Raises CacheError: damaged files."""
+        """Opens the tables once any process has decided how samples are stored. Returns whether they are open. Raises
+        CacheError for damaged files."""
         if self._tables is not None:
             return True
         if self._head.state not in (StoreState.ROWS, StoreState.BLOCKS) or self._no_room_for_tables:
             return False
         try:
             self._tables = Tables(self.medium, self._head, _tables_start(self.samples))
-        except OSError as e:  # they do not exist yet and there is no room: this process works without
+        except OSError as e:  # they do not exist yet and there is no space: this process works without
             self._no_room_for_tables = True
             with self.medium.lock():
                 self._note_error(e)
@@ -325,9 +325,8 @@ class Store:
     # -- storing
 
     def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0, fetched: bool = False) -> None:
-        """Stores samples as far as there is room. ``prepare_ns``: what they took to prepare, together; ``keep_ns``:
-        CPU time that storing them took so far, to which this call adds its own. ``fetched``: nobody prepared them now.
-        """
+        """Stores samples as far as there is space. ``prepare_ns``: total time to prepare them; ``keep_ns``: CPU time
+        spent on storing them so far, to which this call adds its own. ``fetched``: they came from another cache."""
         began = time.thread_time_ns()
         if not self.medium.writable or not self.usable:
             return
@@ -351,8 +350,8 @@ class Store:
                 self.medium.seal()
 
     def _decide(self, samples: Samples) -> None:
-        """Decides how samples are stored, from the first ones. The caller holds the lock. They are rows where the first
-        have one type of one size."""
+        """Decides from the first samples how samples are stored: as rows if all have one type of fixed size. Hold the
+        lock."""
         head = self._head
         state = StoreState.BLOCKS
         specs = {type_spec for type_spec, _ in samples.values()}
@@ -366,7 +365,7 @@ class Store:
                 head.rows = min(self.samples, head.budget // made.nbytes)
                 head.row_is_index = head.rows == self.samples
                 state = StoreState.ROWS
-        head.state = state  # last: from now on other processes open the tables
+        head.state = state  # last: other processes may open the tables from now on
 
     def _store(self, samples: Samples, began_ns: int) -> None:
         assert self._tables is not None
@@ -387,7 +386,7 @@ class Store:
             allocated = {}
             with self.medium.lock():
                 self._note_error(e)
-        barrier()  # the samples are written before their locations
+        barrier()  # samples must be written before their locations
         with self.medium.lock():
             is_shut = not self.usable
             for i, location in () if is_shut else allocated.items():
@@ -395,10 +394,10 @@ class Store:
                 self.locations[i] = location
             self._head.store_ns += time.thread_time_ns() - began_ns
         if is_shut:
-            self._free()  # while this was written
+            self._free()  # shut while this was written
 
     def _allocate(self, samples: Samples, tables: Tables, blocks: dict[int, NDArray[np.uint8]]) -> dict[int, int]:
-        """Takes room for as many samples as fit. Returns their locations by index. The caller holds the lock."""
+        """Reserves space for as many samples as fit. Returns their locations by index. Hold the lock."""
         out: dict[int, int] = {}
         for i in samples:
             if self.locations[i]:  # another process was first

@@ -1,4 +1,4 @@
-"""Where the bytes of samples are stored: in rows of columns, or as blocks in a heap."""
+"""Storage of the samples' bytes: in rows of columns, or as blocks in a heap."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .head import StoreHead, StoreState
 from .spec import Leaf
 
 PAGE = 4096
-BLOCK = 1 << 16  # bytes that are reserved at once: few calls, little waste in a set that is never read as a whole
-CHECK_MEMORY = 64 << 20  # bytes that are reserved between two checks of the free memory
+BLOCK = 1 << 16  # bytes reserved at once: few calls, little waste in a set that is never read as a whole
+CHECK_MEMORY = 64 << 20  # bytes reserved between two checks of free memory
 
-Samples: TypeAlias = dict[int, tuple[str, list[Leaf]]]  # by index: what ``encode.take`` returns
+Samples: TypeAlias = dict[int, tuple[str, list[Leaf]]]  # by index: the result of ``encode.take``
 
 
 class Medium(Protocol):
-    """What tables are made of: ``memory.Memory`` or ``folder.Folder``."""
+    """Backing storage for tables: ``memory.MemoryTables`` or ``folder.Folder``."""
 
-    trusted: bool  # samples are as they were written: no checksums
-    pickles: bool  # samples may have values that are unpickled
+    trusted: bool  # samples are known to be unmodified: no checksums
+    pickles: bool  # samples may contain pickled values
     writable: bool
     kind: str
 
@@ -44,34 +44,34 @@ class Medium(Protocol):
 class _Column(NamedTuple):
     """One leaf of all rows."""
 
-    name: str  # of the table
-    start: int  # of the table in memory
+    name: str  # of its table
+    start: int  # of its table in memory
     data: Leaf  # all its bytes
     rows: NDArray[np.uint8]  # the same as rows
-    reserved: NDArray[np.uint8]  # 1 for each ``BLOCK`` bytes for which room was taken
+    reserved: NDArray[np.uint8]  # 1 for each ``BLOCK`` bytes with reserved space
 
 
 class Tables:
-    """The columns and the heap of a store. Raises CacheError: damaged files; OSError: there is no room for the tables.
-    A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored."""
+    """The columns and the heap of a store. Raises CacheError for damaged files, OSError if there is no space for the
+    tables. A sample's location is its row + 1, or minus its offset in the heap - 1; 0 if it is not stored."""
 
     def __init__(self, medium: Medium, head: StoreHead, start: int) -> None:
         self._medium = medium
-        self._head = head  # of the store; how samples are stored has been decided
-        self.layout: Layout | None = None  # of the samples in rows; None where all are blocks
-        # the columns as tensors, a row a sample, where a batch is one gather from each; else []
+        self._head = head  # of the store, in which the way of storing is already decided
+        self.layout: Layout | None = None  # of the samples in rows; None if all are blocks
+        # the columns as tensors with a row per sample, if a batch is one gather from each; else []
         self.tensors: list[torch.Tensor] = []
         self._columns: list[_Column] = []
-        self._crc: NDArray[np.uint32] | None = None  # of each row; in a file only
+        self._crc: NDArray[np.uint32] | None = None  # of each row; for files only
         if head.state == StoreState.ROWS:
             self.layout = layout(head.spec, medium.pickles)
             start = self._open_columns(self.layout, head.rows, start)
             self.tensors = _tensors(self.layout, [c.rows for c in self._columns])
-        self._heap_start = start  # where the tables begin in memory
+        self._heap_start = start  # offset of the table in memory
         self._heap: Leaf = medium.table("heap", np.uint8, head.budget, start)
 
     def _open_columns(self, made: Layout, rows: int, start: int) -> int:
-        """Returns where they end."""
+        """Opens the columns. Returns the offset of their end."""
         for j, size in enumerate(made.sizes):
             assert size is not None
             name = f"column-{j}"
@@ -87,14 +87,14 @@ class Tables:
     # -- reading
 
     def stored(self, location: int) -> tuple[Layout, list[Leaf]]:
-        """The type of the sample at a location, and its leaves in place."""
+        """Type of the sample at a location, and its leaves in place."""
         if location > 0:
             assert self.layout is not None
             return self.layout, [c.rows[location - 1] for c in self._columns]
         return parts(self._heap, -location - 1, self._medium.pickles)
 
     def is_intact(self, i: int, location: int) -> bool:
-        """Whether sample ``i`` is at this location of a file, unchanged, and no other sample will be written there."""
+        """Whether sample ``i`` is at this location of a file, unmodified, and no other sample will be written there."""
         head = self._head
         if location < 0:
             return is_intact(self._heap[: max(0, head.heap_end)], -location - 1, i)
@@ -117,7 +117,7 @@ class Tables:
     # -- writing
 
     def blocks_of(self, samples: Samples) -> dict[int, Leaf]:
-        """The blocks of those samples that do not have the type of the rows."""
+        """Blocks for those samples that do not have the type of the rows."""
         row_spec = self.layout.type_spec if self.layout is not None else None
         checked = not self._medium.trusted
         return {
@@ -127,8 +127,8 @@ class Tables:
         }
 
     def allocate(self, i: int, block: Leaf | None) -> int:
-        """Takes room for a sample, a row if it has no block. The caller holds the store's lock. Returns the location, 0
-        if there is no room. Raises OSError: the disk is full."""
+        """Reserves space for a sample: a row if it has no block. Hold the store's lock. Returns the location; 0 if
+        there is no space. Raises OSError if the disk is full."""
         return self._allocate_row(i) if block is None else self._allocate_block(len(block))
 
     def _allocate_row(self, i: int) -> int:
@@ -168,7 +168,7 @@ class Tables:
         if self._medium.kind == "RAM" and head.reserved >= head.check_memory_at:
             head.check_memory_at = head.reserved + CHECK_MEMORY
             free, low = resources.memory_available(), resources.memory_low()
-            if free < 2 * low:  # not ``low``: a cache that is given back at the next change serves nobody
+            if free < 2 * low:  # not ``low``: a cache freed at the next fluctuation would be useless
                 words = f"{free >> 20:,} MB of memory are free, of which {low >> 20} stay free"
                 head.reason = f"no more samples are stored: {words}"
                 return False
@@ -177,7 +177,7 @@ class Tables:
         return True
 
     def write(self, i: int, location: int, leaves: list[Leaf], block: Leaf | None) -> None:
-        """Writes a sample to the location that ``allocate`` returned. Raises OSError: memory is exhausted."""
+        """Writes a sample to the location from ``allocate``. Raises OSError if memory is exhausted."""
         if block is not None:
             self._medium.write(self._heap, self._heap_start, -location - 1, block)
             return
@@ -192,7 +192,7 @@ def _whole_pages(n: int) -> int:
 
 
 def _tensors(made: Layout, columns: list[NDArray[np.uint8]]) -> list[torch.Tensor]:
-    """Columns as tensors of samples; [] where samples do not stack."""
+    """Columns as tensors of samples; [] if samples do not stack."""
     out = []
     for column, dtype, shape, strides in zip(columns, made.dtypes, made.shapes, made.strides, strict=True):
         if not made.stacks or dtype is None or strides is None:
