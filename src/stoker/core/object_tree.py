@@ -40,7 +40,8 @@ CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 TABLES = ("pandas", "polars")
 _TABLE_CLASSES = ("DataFrame", "Series", "Index")
 Table: TypeAlias = Any  # one of these
-_RECORDS = ("argparse", "types")  # modules of Python's whose objects are data; those of others are locks, loggers, ...
+# standard-library modules whose objects are data; those of others are locks, loggers, ...
+_RECORDS = ("argparse", "types")
 _CODE = (types.FunctionType, types.MethodType, functools.partial)  # other code need not mention what these hold by name
 
 

@@ -73,7 +73,8 @@ class _Trial(pickle.Pickler):
         super().__init__(_Null(), protocol=5, buffer_callback=lambda _: None)
         # items of long containers, tried last: otherwise they would use up the budget for objects after the container
         self.later: deque[object] = deque()
-        self._long: dict[int, object] = {}  # keeps the containers alive: another object could get the id of a freed one
+        # keeps the containers alive: another object could reuse the id of a freed one
+        self._long: dict[int, object] = {}
         self._left = MAX_OBJECTS
 
     def persistent_id(self, obj: Any) -> str | None:

@@ -37,7 +37,8 @@ def listen_in_new_folder() -> tuple[str, socket.socket]:
                 shutil.rmtree(os.path.dirname(old))
     folder = tempfile.mkdtemp(prefix=PREFIX)  # of mode 700
     try:
-        with _entered(folder) as fd, _locked(fd):  # until it listens, it would look abandoned
+        # without the lock, another run would take the folder for abandoned before the server listens
+        with _entered(folder) as fd, _locked(fd):
             return folder, _listen(fd, folder, REPORTS)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -21,7 +21,8 @@ from multiprocessing.process import BaseProcess
 LEAVE_S = 5.0  # for all workers together, to finish the current sample. torch allows 5 s for each worker
 TERM_S = 1.0  # between SIGTERM and SIGKILL
 _PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # before a fork: the child writes to fewer pages
+# resolved before a fork, so that the child writes to fewer pages
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def die_with_parent(parent: int = 0) -> None:
@@ -73,7 +74,7 @@ def alive(process: BaseProcess) -> bool:
     poll.register(process.sentinel, select.POLLIN)
     if not poll.poll(0):
         return True
-    pid = process.pid  # None: the forkserver that should have forked it has ended
+    pid = process.pid  # None: the process that should have forked it has ended
     return pid is not None and not _reaped(pid)
 
 

@@ -60,7 +60,7 @@ def adopt(loader: Any, given: Attributes, own: Attributes) -> None:
     held["worker_method"] = worker_word(loader.worker_method)
     held["device"] = None if loader.device is None else checked(loader.device)
     iterable = loader._dataset_kind == _DatasetKind.Iterable
-    if "num_workers" in given and not (iterable and loader.num_workers):  # which divides its stream by their number
+    if "num_workers" in given and not (iterable and loader.num_workers):  # it divides its stream by them
         _set_workers(loader, given["num_workers"], "prefetch_factor" in given)
     if loader.num_workers:
         held.update({name: given[name] for name in ("prefetch_factor", "persistent_workers") if given.get(name)})

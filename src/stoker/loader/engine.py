@@ -77,7 +77,8 @@ def get_iterator(loader: LoaderLike) -> _BaseDataLoaderIter:
     saved = state.pending_state
     if saved is None:
         return _make(loader, state)
-    it = _resume(loader, state, saved)  # if it raises, the state stays pending: trying again does not begin anew
+    # if this raises, the state stays pending, so a second attempt does not start from scratch
+    it = _resume(loader, state, saved)
     if saved.dealt_anew:
         state.saved_parts = 0  # the next epoch is divided as a new run is
     state.pending_state = state.pending_dict = None
@@ -261,7 +262,8 @@ def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog]
     it = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
     fetcher = it._dataset_fetcher
     gather = gathered(loader.dataset, it._auto_collation, it._collate_fn, fetcher.fetch)
-    if gather is not None:  # its own method, put there, would hold itself, and the dataset until a garbage collection
+    # assigning its own bound method would create a cycle that keeps the dataset alive until a garbage collection
+    if gather is not None:
         fetcher.fetch = gather
     return it
 

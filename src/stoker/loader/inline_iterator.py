@@ -104,7 +104,8 @@ class InlineIter(_SingleProcessDataLoaderIter):
             raise
         cursor.next += 1
         if self._pin_memory:
-            data = pin(data, self._pin_memory_device)  # torch's knows no dataclasses, and fails on a device's tensors
+            # torch's own function does not know dataclasses, and fails for tensors on a device
+            data = pin(data, self._pin_memory_device)
         return data
 
     def _fetched(self, index: Index) -> Batch:

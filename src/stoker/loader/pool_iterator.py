@@ -109,7 +109,8 @@ class PoolIter(_BaseDataLoaderIter):
         self._scheduler.here = plan.standby is not None
         self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = knobs.persistent and not cursor.one_dataset
-        self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None  # what is shared, workers see
+        # shared memory is excluded: workers see its changes
+        self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None
         self._reset(loader, first_iter=True)
 
     def _resume_dataset(self, loader: LoaderLike, partition: Partition) -> tuple[WorkerPart, ...]:
@@ -286,7 +287,8 @@ class PoolIter(_BaseDataLoaderIter):
 
     def __next__(self) -> Batch:
         if _profiling() or self._IterableDataset_len_called is not None or self._sampler_iter is None:
-            return super().__next__()  # record_function, which costs as much as a small batch, and the length warning
+            # for record_function, which costs as much as a small batch, and for the length warning
+            return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
         if not self._num_yielded & 255:

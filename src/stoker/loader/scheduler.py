@@ -59,7 +59,8 @@ class Retreat(NamedTuple):
     the same batches, in the script's own process."""
 
     said: Callable[[str], None]  # called with the reason
-    redo: bool  # the script has no workers of its own: what fails in one is tried here, and raises the script's error
+    # the script itself has no workers: a task that fails in one is retried here, and raises the script's own error
+    redo: bool
 
 
 class Scheduler:
@@ -100,7 +101,8 @@ class Scheduler:
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
-        self._pending_error: Exception | None = None  # which came while no batch was asked for
+        # raised by the following ``next``: it came while no batch was requested
+        self._pending_error: Exception | None = None
         self._cursor: Cursor | None = None
         self._counted = False  # whether the cursor counts what each worker delivered
         self._delivered_before: set[int] = set()  # tasks delivered before the run was resumed
@@ -223,7 +225,8 @@ class Scheduler:
             if self._alone:
                 return Lost(-1, self.epoch, number, e)
             task.state = TaskState.WITH_WORKER
-            self._pool.submit(None, Task(self.epoch, number, task.indices))  # first: after the last task there is none
+            # before the resize: after the last task there is no worker
+            self._pool.submit(None, Task(self.epoch, number, task.indices))
             self._wanted = self._wanted or self._knobs.num_workers
             self._resize()
             return None

@@ -125,7 +125,8 @@ def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
         if depth + 1 < len(where.position):
             entered: Any = block[last]
             if (*around, last) in where.entered:
-                in_context = True  # what is set inside, ``warnings.simplefilter``, is undone before the tail enters it
+                # settings made inside, such as ``warnings.simplefilter``, are undone before the tail enters it
+                in_context = True
                 locals_ = locals_ - names_bound([x.optional_vars for x in entered.items if x.optional_vars])
             name = where.position[depth + 1]
             block, around = getattr(entered, str(name)), (*around, last, name)

@@ -310,7 +310,8 @@ class Staged(Dataset[Sample]):
             return
         changes = self._watch.changes()
         if not changes and len(self.dataset) == self._samples:
-            if self.account.filled:  # else nothing was made since the last change: the same epoch is announced twice
+            # otherwise nothing was made since the last change: the same epoch was announced twice
+            if self.account.filled:
                 self._discards.end_row()
                 self._save()
             return

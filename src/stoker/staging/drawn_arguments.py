@@ -19,7 +19,8 @@ from collections.abc import Collection, Iterator
 from .syntax import FRAME_READERS, FUNCTIONS, LOOKS, is_chain, names_bound, operand_places, params_of
 
 _OTHERS = FRAME_READERS - {"super"}  # these would see the new variables
-_IN_ORDER = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.Tuple, ast.List, ast.Dict)  # all operands run
+# nodes that evaluate all their operands, in order
+_IN_ORDER = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.Tuple, ast.List, ast.Dict)
 DRAWING = {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "integers", "rand", "randn"}
 DRAWING |= {"permutation", "randperm", "multinomial", "normal", "gauss", "normalvariate", "random_sample", "item"}
 
@@ -58,7 +59,8 @@ def _hoisted(value: ast.expr, statement: ast.stmt, records: Collection[str]) -> 
             is_argument = isinstance(around, ast.Call) and child is not around.func
             is_drawn = not is_chain(child) and _is_drawn(child)
             if is_argument and (is_drawn or _is_part(child, records)):
-                name = f"_drawn_{statement.lineno}" if is_drawn else ast.unparse(child)  # no name in source
+                # neither can clash with a name in the source
+                name = f"_drawn_{statement.lineno}" if is_drawn else ast.unparse(child)
                 _put(holder, place, ast.copy_location(ast.Name(name, ast.Load()), child))
                 out.append(_assignment(name, child, statement))
                 if is_drawn:

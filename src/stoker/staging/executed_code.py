@@ -44,7 +44,7 @@ from .syntax import (
 )
 
 T = TypeVar("T")
-CLOSED = {"torch", "numpy"}  # packages whose functions may draw random numbers as a whole
+CLOSED = {"torch", "numpy"}  # packages whose functions are treated as a whole, never cut
 NATIVE_FUNCTIONS = (types.BuiltinFunctionType, types.MethodType, type(len), np.ufunc)
 OBJECTS = 64  # held for each attribute, at most
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
@@ -114,7 +114,7 @@ class WorkerInfo:
 
 @contextlib.contextmanager
 def in_worker(info: object) -> Iterator[None]:
-    """Within it, ``get_worker_info()`` returns this."""
+    """Makes ``get_worker_info()`` return ``info`` inside the ``with``."""
     before = torch_worker._worker_info
     torch_worker._worker_info = info  # type: ignore[assignment]
     try:
@@ -151,8 +151,7 @@ class Executed:
 
     @property
     def written(self) -> set[str]:
-        """Attributes and global variables whose value the user's code changes, in any branch that no setting switches
-        off."""
+        """Attributes and global variables that the user's code changes, in any branch that no setting disables."""
         return set().union(*self._written.values())
 
     @property
@@ -385,8 +384,8 @@ def _is_seeded_anyway(frame: types.FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def globals_read(code: types.CodeType) -> frozenset[str]:
-    """Names of global variables that a function reads. ``co_names`` has its attributes as well: ``self.images`` must
-    not stand for a variable ``images`` of the script."""
+    """Names of global variables that a function reads. Not ``co_names``, which includes attributes: ``self.images``
+    must not be mistaken for a variable ``images`` of the script."""
     return frozenset(op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
@@ -398,8 +397,8 @@ def globals_named(fn: types.FunctionType, names: Collection[str]) -> set[tuple[s
 
 
 def _values_named(code: types.CodeType, name: str, value: object) -> list[str]:
-    """What code reads of a global variable: the variable; or, of a class, function or module of the user's, those of
-    its attributes that the code names and that are no functions: ``CONFIG.size``."""
+    """Paths of the values that code reads from a global variable: the variable itself; for a user's class, function or
+    module, the attributes that the code names and that are not functions: ``CONFIG.size``."""
     if isinstance(value, NATIVE_FUNCTIONS) or value is types or name not in globals_read(code):
         return []
     if not isinstance(value, (type, types.FunctionType, types.ModuleType)):
@@ -413,14 +412,14 @@ def _values_named(code: types.CodeType, name: str, value: object) -> list[str]:
 
 
 def assigns_outside(code: types.CodeType) -> bool:
-    """Whether a function, or one inside it, assigns to anything but its own variables."""
+    """Whether a function, or one nested in it, assigns to anything but local variables."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return not STORES.isdisjoint(code.co_code[::2]) or any(map(assigns_outside, inner))
 
 
 def is_closed(fn: types.FunctionType, also: tuple[str, ...] = ()) -> bool:
-    """Whether a function is run as it is, neither cut nor surveyed: the standard library's, torch's, NumPy's, stoker's,
-    and what lies in other folders. torch's ``Subset``, ``ConcatDataset`` and such are not closed."""
+    """Whether a function runs unmodified, neither cut nor surveyed. True for functions of the standard library, torch,
+    NumPy and stoker, and for files in the folders ``also``; not for ``torch.utils.data`` (``Subset``)."""
     module = fn.__module__ or ""
     if module.startswith("torch.utils.data"):
         return False
@@ -429,6 +428,6 @@ def is_closed(fn: types.FunctionType, also: tuple[str, ...] = ()) -> bool:
 
 
 def is_library(code: types.CodeType) -> bool:
-    """Whether code is not the user's. What a notebook's cell or ``exec`` defines is the user's."""
+    """Whether code is not the user's. Code defined in a notebook cell or by ``exec`` counts as the user's."""
     file = code.co_filename
     return not is_users(file) and (not file.startswith("<") or file.startswith("<frozen "))  # "<ipython-input-1>"

@@ -253,13 +253,13 @@ class Filler:
 
     @property
     def _may_move(self) -> set[str]:
-        """Generators that the first part draws from, and of which it keeps the state."""
+        """Generators that the first part draws from and whose state is restored afterwards."""
         plan = None if self._split is None else self._split.plan
         return set() if plan is None else set(plan.moves)
 
     @property
     def _in_turn(self) -> bool:
-        """Whether samples are made one after the other, since one may read what another has changed."""
+        """Whether samples must be made one after the other, because one may read what another has changed."""
         return self._split is not None and self._split.may_write
 
     def _too_many_draw(self) -> bool:

@@ -143,7 +143,8 @@ class Inputs(ValueDigests):
         self._of_code: set[str] = set()  # paths of functions
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that cache their results
         self.packages: set[str] = set()  # whose functions and classes may be used
-        self._beside_descriptors: set[str] = set()  # names in code that reads files by number: ``os.pread(self.fd, 8)``
+        # names in code that reads files by descriptor: ``os.pread(self.fd, 8)``
+        self._beside_descriptors: set[str] = set()
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a user module
         self._visit(dataset, DATASET, DEPTH)
         if self._depends_on_gradients:
@@ -165,7 +166,7 @@ class Inputs(ValueDigests):
 
     @property
     def objects(self) -> Collection[int]:
-        """The ids of all objects that have parts."""
+        """Ids of all objects that have parts."""
         return self._seen.keys()
 
     def keys(self, opened: Collection[str] = ()) -> tuple[str, str]:

@@ -85,7 +85,7 @@ def active() -> bool:
 
 @contextlib.contextmanager
 def installed(**defaults: Any) -> Iterator[None]:
-    """``install`` for the length of a ``with`` block.
+    """``install`` for the duration of a ``with`` block.
 
     Example:
         >>> with installed():

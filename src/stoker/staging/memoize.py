@@ -98,7 +98,7 @@ def values_of(values: Values) -> tuple[object, ...] | None:
 
 @dataclass
 class MemoNode(Compiled[types.FunctionType]):
-    """A function some of whose calls are answered from memory."""
+    """A function with calls that are answered from memory."""
 
     # numbers of calls identified by the local variables that they mention
     by_values: set[int] = field(default_factory=set)

@@ -36,7 +36,9 @@ from .surveyed_function import SurveyedFunction, may_be_cut
 
 WORTH_S = 100e-6  # minimum duration of a cached call
 WORTH_SHARE = 0.02  # and minimum share of a sample's time, over all its occurrences in the sample
-OFTEN = 32  # calls, after which one is made alone; if it takes under ``WORTH_S``, no more are surveyed
+# one in so many calls is timed without surveying its inner calls; if it takes less than ``WORTH_S``, the site is no
+# longer surveyed
+OFTEN = 32
 VISITS = 3000  # calls that one survey inspects; after that, code runs unchanged
 DEPTH = 8  # of nested calls: a mosaic calls load_image in a container of containers
 CHECKS = 3  # passes over the samples to encounter each selected call
@@ -48,7 +50,7 @@ CHECK_SEED, COMPARE_SEED = 40, 60
 
 @dataclass
 class MemoPlan:
-    """Calls that are answered from memory."""
+    """Calls to be answered from memory."""
 
     root: MemoNode  # of ``dataset.__getitem__``
     reads: set[str] | None = None  # names of attributes and globals that the cached calls may read; None: any
@@ -85,7 +87,8 @@ class Survey:
             return None
         self._root = SurveyedFunction(callee)
         times = [samples.sample_s]
-        unseen = [samples.fresh.pop() for _ in samples.fresh[:SAMPLES]]  # a dataset may hold those it has seen
+        # fresh samples, because a dataset may cache those it has loaded
+        unseen = [samples.fresh.pop() for _ in samples.fresh[:SAMPLES]]
         for k, i in enumerate(unseen or indices):
             samples.seed(SEED + k)
             began = time.perf_counter() - self._asking_s
@@ -303,7 +306,8 @@ class Survey:
         and whether those calls recur in other epochs."""
         samples = self.samples
         replay = Replay(samples, seen)
-        shortest = [(float("inf"), float("inf"))] * len(indices)  # seconds of a sample, and with calls from memory
+        # seconds of each sample without and with calls from memory
+        shortest = [(float("inf"), float("inf"))] * len(indices)
         for times_before in range(3):
             if times_before > 1 and self._pays(plan, shortest):
                 break  # otherwise the machine may have been busy

@@ -72,7 +72,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     except Unplanned:
         return "not all samples take the same way through the code"
     except CacheError as e:
-        return _asked(verification.code) or str(e)  # what it asks is why it gives other bits
+        return _asked(verification.code) or str(e)  # what it reads from the system explains the differing bits
     except Exception as e:
         if Boxed.__name__ in str(e):
             return "a container looks into what one of its transforms returns, so that transform is not cut"

@@ -55,7 +55,8 @@ class Vetting:
         self.dataset = dataset
         self._vetted = vetted
         self._states = states
-        self._inputs = inputs  # what any sample may read, now; None: what samples change is the user's affair
+        # returns what any sample may currently read; None: changes by samples are the user's responsibility
+        self._inputs = inputs
         self._reads = reads  # names of attributes and globals that cached parts may read; None: any
         self._opened = opened  # what loading samples creates. See ``Inputs.opened``.
         self._end = end  # ends the cache, with a reason

@@ -22,7 +22,8 @@ class AppliedLoader:
     entry: JsonObject | None = None  # the loader's entry in the report; None: nothing is decided yet
     is_undecided: bool = False  # whether it gets workers must be decided again
     draws: Draws = field(default_factory=Draws)
-    has_cache_in_workers: bool = False  # workers that stay, of a class of their own, were started with the cache
+    # persistent workers of a class with its own iterators were started with the cache
+    has_cache_in_workers: bool = False
     epochs: CachedEpochs | None = None  # decides who makes the next epoch
     only_in_workers: str | None = None  # why the script's process must not make batches; None: not determined yet
 

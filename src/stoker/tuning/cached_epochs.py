@@ -29,7 +29,8 @@ from ..sampling.worker_init import only_seeds
 FILLED = 0.9  # of the samples: an epoch that drops its last batch skips some
 GROWING = 0.02  # share by which a cache may grow in an epoch; if it grew more, it is still being filled
 START_S = 0.02  # cost of starting a worker for an epoch
-MOST_S = 5.0  # of making an epoch's batches; longer ones are left to workers, who work beside the script's step
+# of work for an epoch's batches; longer epochs are left to workers, which run in parallel with the script's step
+MOST_S = 5.0
 PAYS = 1.5  # the script's process is not tried if it is expected to take this many times as long as workers
 WORTH = 0.2  # minimum share of an epoch's time in the script's process that workers must be able to save, to be tried
 
@@ -61,7 +62,8 @@ class CachedEpochs:
         self._sample_s = sample_s
         self._workers = workers
         self._cores = cores
-        self._begun: tuple[Maker, int, bool, int] | None = None  # the epoch that runs; samples stored before it
+        # of the running epoch: maker, number, whether the cache was filled, results stored before
+        self._begun: tuple[Maker, int, bool, int] | None = None
         self._last: Epoch | None = None
         self._by_maker: dict[Maker, Epoch] = {}
         self._stored = 0

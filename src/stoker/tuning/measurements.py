@@ -81,7 +81,7 @@ class Measurements:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the largest batch that crossed between processes."""
+        """Bytes of the largest batch transported between processes."""
         return max((w.nbytes for w in self.windows.values()), default=0)
 
     def close(self) -> None:

@@ -152,7 +152,8 @@ class TunerSearch:
             return s
         counts, measured = self.counts(), self.measured
         best, flat, n = s, 0, 2
-        while n <= counts[-1] and flat < 2 and not measured.is_over():  # one step may be too small for its noise
+        # a single step may be too small to exceed the noise
+        while n <= counts[-1] and flat < 2 and not measured.is_over():
             more = replace(s, num_workers=n)
             faster = measured.rate(more) > GAIN * measured.rate(best)
             best, flat = (more, 0) if faster else (best, flat + 1)
