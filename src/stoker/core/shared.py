@@ -43,7 +43,7 @@ def share(obj: Any) -> Any:
     """Returns a read-only list of the same items in one shared buffer.
 
     Args:
-        obj: a list or a tuple. Items may be whatever pickle takes.
+        obj: a list or a tuple. Items may be anything that pickle accepts.
 
     Returns:
         A ``SharedList``. Each access to an item makes a new object: changing it changes nothing.
@@ -121,7 +121,7 @@ class Column(NamedTuple):
     kind: str  # TEXT, BYTES, PICKLED, or the ``memoryview`` format of a number or bool
     start: int  # its first byte
     nbytes: int  # of the values, in total
-    ends: str  # ``memoryview`` format of the table behind them that says where each ends; "" where all have one size
+    ends: str  # ``memoryview`` format of the table behind them of their end offsets; "" if all have one size
 
     def reader(self, memory: memoryview, count: int) -> Callable[[int], Any]:
         """Returns a function that reads an item's value."""

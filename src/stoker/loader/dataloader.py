@@ -87,6 +87,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory: as torch's; or "auto": on if there is an accelerator with memory of its own (docs/gpu.md).
         batch_size, sampler, batch_sampler, collate_fn, drop_last, timeout (s), worker_init_fn,
             multiprocessing_context, generator, persistent_workers, pin_memory_device, in_order: torch's.
+
     Raises:
         ValueError, TypeError: torch's, for arguments that torch rejects.
         UsageError: an unknown value of ``shuffle``, ``worker_method`` or ``on_error``, an invalid ``budget`` or

@@ -5,7 +5,7 @@ The choice, the first that applies (``_choose``)::
     debug=True, or STOKER_DEBUG=1                   DebugIter      this process, plain tracebacks
     the samples lie on the accelerator              ResidentIter   this process gathers them there
     no workers (also: "auto" came to none)          InlineIter, GuardedIter with on_error=
-    torch's own workers are asked for, or no Linux  torch's iterator
+    a foreign multiprocessing context, or no Linux  torch's iterator
     else                                            PoolIter       processes or threads
 """
 

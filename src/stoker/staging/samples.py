@@ -284,26 +284,26 @@ class TrialSamples:
 
     @property
     def assigned(self) -> set[str]:
-        """Attributes that loading some sample may assign to, without those that the first one opened."""
+        """Attributes that loading any sample may assign to, except those that the first one opened."""
         return self._executed.assigned - {path.rpartition(".")[2] for path in self.opened}
 
     @property
     def written(self) -> set[str]:
-        """Attributes and global variables whose value the user's code changes while it loads some sample, without those
-        that the first one opened, and the dataset's own caches."""
+        """Attributes and global variables that the user's code may change while loading a sample, except those that the
+        first one opened, and the dataset's own caches."""
         return self._executed.written - self._handles - {path[-1] for path in self.own_caches}
 
     @property
     def may_write(self) -> set[str]:
-        """The same, of all functions that may run: those with a name that the code mentions. It is known that nothing
-        else is written; what is in it may belong to another class."""
+        """``written`` for all functions that may run: those with a name that the code mentions. An upper bound: nothing
+        else is written, but some names may belong to another class."""
         return self.written.union(*map(written_by, self._may_run(set(self._executed.user_names))))
 
     def _may_run(
         self, names: set[str], special: str = "__", without: Collection[types.FunctionType] = ()
     ) -> Iterator[types.FunctionType]:
-        """The user's functions, in any branch, so far as code that may run mentions their names, and those whose names
-        begin with ``special``. Adds the names that they mention."""
+        """Yields the user's functions whose names are mentioned, in any branch, by code that may run, and those whose
+        names begin with ``special``. Adds the names that they mention to ``names``."""
         waiting = [fn for fn in Inputs(self.dataset).functions.values() if fn not in without]
         while found := [fn for fn in waiting if fn.__name__ in names or (special and fn.__name__.startswith(special))]:
             yield from found
@@ -312,8 +312,8 @@ class TrialSamples:
                 names |= names_in(original(fn.__code__))[1]
 
     def may_read(self, names: Collection[str], without: Collection[types.FunctionType] = ()) -> set[str]:
-        """What code that mentions these names may read, with what functions of these names mention that ran for no
-        sample: that of a ``cached_property`` runs once. ``without``: functions of which only parts are kept."""
+        """Names that code mentioning ``names`` may read. Includes names in functions that ran for no sample, because a
+        ``cached_property`` runs only once. ``without``: functions of which only parts are cached."""
         out = set(names)
         for _ in self._may_run(out, special="", without=without):
             pass
@@ -321,40 +321,40 @@ class TrialSamples:
 
     @property
     def stored(self) -> set[str]:
-        """The same, and attributes that code of libraries assigns to."""
+        """``written``, plus attributes that library code assigns to."""
         return self.written | (self._executed.stored_in_lasting - self._handles)
 
     @property
     def _handles(self) -> set[str]:
-        """Attributes that the first sample makes, of objects: a file that is opened. A number is no such thing."""
+        """Attributes with objects that the first sample created, such as an open file, but not with plain values."""
         return {path.rpartition(".")[2] for path, part in self.opened.items() if type(part) not in PLAIN}
 
     @property
     def has_no_effects(self) -> bool:
-        """Whether no code that makes samples mentions what prints, logs or writes."""
+        """Whether the code that makes samples names nothing that prints, logs or writes, and there was no output."""
         return not (self._executed.user_names & OUTPUT) and output_size() == 0
 
     @property
     def may_draw(self) -> bool:
-        """Whether some sample may draw, as far as the names in the user's code say."""
+        """Whether any sample may draw random numbers, judging by the names in the user's code."""
         names = self._executed.user_names if self.loaded and not self.draws else set()
         return self.draws or any("rand" in name.lower() or name in DRAWS for name in names)
 
     @property
     def draws_once(self) -> bool:
-        """Whether a function with ``functools.lru_cache`` may have kept what it drew."""
+        """Whether a function with ``functools.lru_cache`` may have cached random numbers."""
         return self.draws and bool(self._caches)
 
     @property
     def made_once(self) -> str:
-        """What loading the first sample opens, or sets, in each process; "" where it does neither."""
+        """Describes what loading the first sample opens or sets in each process; "" if nothing."""
         made = [path for path in self.made if path.startswith("dataset[0]")]
         verb = "opens" if self.opens else "sets"
         return f"each process {verb} {readable((self.opens or made)[0])} once" if self.opens or made else ""
 
     @property
     def only_in_workers(self) -> str:
-        """Why no other process may play the part of the loader's workers; "" where one may."""
+        """Why no other process may emulate the loader's workers; "" if one may."""
         if self.draws_once:
             return "functions with lru_cache may draw random numbers, once in each process"
         if self.made_once:
