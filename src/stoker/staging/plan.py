@@ -3,9 +3,9 @@
 ``head`` runs the first part and returns a *state*; ``tail`` takes a copy of the state and runs the rest. Three kinds of
 nodes form a tree:
 
-        WholeNode     the call is deterministic: its result is cached
-        CutNode       a Python function is cut before a statement, or inside a call that has a node of its own
-        SliceNode     a container of transforms: the first ones are cached, the rest run every time
+    WholeNode     the call is deterministic: its result is cached
+    CutNode       a Python function is cut before a statement, or inside a call that has a node of its own
+    SliceNode     a container of transforms: the first ones are cached, the rest run every time
 
 A plan is plain data, so the child process of a trial can send it. Each process compiles it on first use, from the
 functions and containers that it then encounters.

@@ -2,12 +2,12 @@
 
 Which files these are::
 
-        named      each string in the dataset that names a file or folder, also relative to a folder that it names
-        opened     folders in which a trial's samples opened something, even natively (inotify(7), ``FolderWatch``)
-        listed     files in these folders and in those of named files, if their suffix is one that samples read: that of
-                   a file which the trial opened there, or one that the code mentions. All files if the code lists
-    folders
-        trees      folders that were named, with everything below them
+    named      each string in the dataset that names a file or folder, also relative to a folder that it names
+    opened     folders in which a trial's samples opened something, even natively (inotify(7), ``FolderWatch``)
+    listed     files in these folders and in those of named files, if their suffix is one that samples read: that of
+               a file which the trial opened there, or one that the code mentions. All files if the code lists
+               folders
+    trees      folders that were named, with everything below them
 
 A stamp consists of the times of the last write and the last change in ns (the latter cannot be forged), the size and
 the inode. Hidden files, Python's own, and files that readers write to (locks of LMDB and SQLite) do not count. Nor do

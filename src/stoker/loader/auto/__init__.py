@@ -3,9 +3,9 @@ the first batch.
 
 ::
 
-        decide: before an iterator   <- limits: a first guess
-        controller: within an epoch, the number of workers
-        in_process: for each epoch, whether to use workers at all
+    decide: before an iterator   <- limits: a first guess
+    controller: within an epoch, the number of workers
+    in_process: for each epoch, whether to use workers at all
 
     bench: the loop with which stoker tune measures  <- tasks: indices
 """
