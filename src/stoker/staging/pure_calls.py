@@ -3,8 +3,7 @@
 1. Make samples with every call reported: its duration, and whether it advanced a generator (``Survey``).
 2. Select the outermost calls that did not, and that took long enough.
 3. Make each selected call twice, under different random states; it must give the same bits (``Checker``). If not,
-strike
-   it out and select again.
+   strike it out and select again.
 4. With calls answered from memory, samples must have the same bits and leave the same random states as without.
 """
 
