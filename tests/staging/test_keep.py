@@ -276,3 +276,65 @@ def test_a_script_that_runs_twice(killed: bool, folder: Path, base: Path, tmp_pa
     report = json.loads((tmp_path / "stoker-report.json").read_text())
     (entry,) = report["applied"]["settings"].values()
     assert entry["cache"]["from_earlier_runs"] == N
+
+
+HASHED = """
+import sys, torch
+from pathlib import Path
+from stoker.staging.dataset import Staged
+class Hashed(torch.utils.data.Dataset):
+    names = [f"sample {{i}}" for i in range(40)]
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        {body}
+if __name__ == "__main__":
+    staged = Staged(Hashed(), cache="ram")
+    found = staged.keep_between_runs(Path(sys.argv[1]), 1 << 30)
+    made = [staged[i] for i in range(40)]
+    assert all(torch.equal(x, Hashed()[i]) for i, x in enumerate(made))
+    staged._begin()
+    print(found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "is_kept"),
+    [
+        ("return torch.full((4,), len(self.names[i]) + i)", True),
+        ("return torch.tensor([len(n) for n in {'a', 'bb', 'ccc', 'dddd', self.names[i]}])", False),
+    ],
+)
+def test_what_depends_on_hashes_is_not_kept(body: str, is_kept: bool, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(HASHED.format(body=body))
+    found = []
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        words = [sys.executable, "run.py", str(base)]
+        p = subprocess.run(words, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120)
+        assert p.returncode == 0, p.stderr
+        found.append(int(p.stdout))
+        until(lambda seed=seed: samples_in(base) == N * (1 if is_kept else int(seed)))  # type: ignore[misc]
+    assert found == [0, N if is_kept else 0]
+
+
+def test_an_extension_module_that_was_built_again_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import _bisect
+    import importlib
+    import shutil
+
+    from stoker.staging import cache_key
+
+    if not getattr(_bisect, "__file__", None):
+        pytest.skip("this interpreter has no extension module to copy")
+    package = tmp_path / "natives"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    file = Path(shutil.copy(_bisect.__file__, package))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("natives._bisect")
+    before = cache_key._native_modules({"natives"})
+    assert before
+    assert cache_key._native_modules({"natives"}) == before
+    os.utime(file)
+    assert cache_key._native_modules({"natives"}) != before

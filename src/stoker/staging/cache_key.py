@@ -9,11 +9,16 @@ import platform
 import re
 import sys
 from collections.abc import Collection
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
 
 from ..core.errors import UsageError
 from ..core.packages import is_users
 from ..core.types import JsonObject
 from .inputs import Inputs
+from .library_objects import file_stamp
 from .source_files import SourceFiles
 
 
@@ -30,6 +35,8 @@ def key_of(
         "what the dataset holds": held,
         "the code": hashlib.sha256((cut + code).encode()).hexdigest()[:32],
         "libraries": _versions({"torch", "numpy"} | inputs.packages),
+        "native modules": _native_modules(inputs.packages),
+        "machine": _machine(),
         "extra": extra,
     }
 
@@ -43,6 +50,27 @@ def _versions(packages: set[str]) -> dict[str, str]:
             if spec is not None and spec.origin and not is_users(spec.origin):
                 out[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
     return out
+
+
+def _native_modules(packages: Collection[str]) -> str:
+    """Digest of the stamps of the user's own extension modules, which have no version and may be built again."""
+    files = {
+        str(file)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in packages and (file := getattr(module, "__file__", None))
+    }
+    natives = sorted(file for file in files if file.endswith(tuple(EXTENSION_SUFFIXES)) and is_users(file))
+    return hashlib.sha256(repr([file_stamp(file) for file in natives]).encode()).hexdigest()[:16] if natives else ""
+
+
+def _machine() -> str:
+    """What rounding may depend on: the instructions of the processor, and how many threads share a sum."""
+    flags = ""
+    with contextlib.suppress(OSError, StopIteration):
+        text = Path("/proc/cpuinfo").read_text()
+        flags = next(line for line in text.splitlines() if line.startswith(("flags", "Features")))
+    found = platform.machine(), flags, torch.get_num_threads()
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def name_of(dataset: object) -> str:

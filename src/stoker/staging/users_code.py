@@ -111,6 +111,20 @@ def attributes_read(code: types.CodeType) -> frozenset[tuple[str, ...]]:
     return frozenset(found)
 
 
+@functools.lru_cache(maxsize=4096)
+def uses_hashes(code: types.CodeType) -> bool:
+    """Whether a function asks for hashes, or builds a set, whose order depends on them."""
+    for c in codes_of(code):
+        if not HASHES.isdisjoint(c.co_names):
+            return True
+        if any(op.opname in ("BUILD_SET", "SET_ADD", "SET_UPDATE") for op in dis.get_instructions(c)):
+            return True
+    return False
+
+
+HASHES = frozenset({"hash", "__hash__", "set", "frozenset"})
+
+
 def file_of_module(name: str) -> object:
     """Stamps of the file from which a module would be imported."""
     try:

@@ -401,6 +401,8 @@ class ManagedDataset:
             "calls": now.memo is not None,
             "filled": account.filled,
             "nbytes": account.nbytes,
+            "from_earlier_runs": self.kept_before,
+            "why_not_kept": self.why_not_kept,  # for later runs
             "shared": account.ranks,  # ranks of this node that share one cache; each of them counts "nbytes"
             "fill_s": account.keep_s,
             "discarded": "" if self.staged.usable else account.reason,
