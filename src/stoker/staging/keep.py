@@ -3,7 +3,7 @@
 ::
 
     run 1    each epoch fills the cache in memory, as ever. When the next epoch begins and the inputs are unchanged, or
-             the script ends so, a child process of lowest priority copies the samples to disk
+             the script ends so, another process, of lowest priority, copies the samples to disk
     run 2    what is missing in memory is read from disk before it is made
 
 The folder's name has the key of what the samples depend on (``cache_key``). A sample is written only after its inputs
@@ -14,30 +14,43 @@ sample has a checksum (``store.folder``), and a sample that turns out to be stal
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.compare import equal_bits
 from ..core.errors import UsageError
 from ..core.options import parse_bytes
 from ..core.types import JsonObject, Sample
-from ..transport.slots import own_fork
 from .isolate import run_isolated
 from .store.decode import layout, stored_copy
 from .store.encode import CacheError, pickled
 from .store.folder import Folder, discard, open_for, paths_for
 from .store.manage import listed
+from .store.memory import MemoryTables
 from .store.store import Gone, Store
 from .store.tables import Samples
 
 KEEP = "STOKER_KEEP"  # of the environment: a size, or "" for nothing
 DISK_SHARE = 0.1  # of the free disk and of what caches take, at most, for all of them
 AT_ONCE = 32 << 20  # bytes that are written before they are brought to the disk
-NICE = 19
+MOST_AT_ONCE = 4096  # samples
+START_S = 10.0
+WRITER = """
+import json, os, sys
+os.nice(19)
+task = json.loads(sys.argv[1])
+sys.path[:] = task.pop("path")
+from stoker.staging.keep import write
+write(**task)
+"""
 GROWN = 0.02  # more samples than were written before: less is not worth a process
 FEWEST = 16
 
@@ -116,8 +129,36 @@ class KeptSamples:
         if len(filled) < FEWEST or len(filled) <= self._written * (1 + GROWN):
             return
         self._written = len(filled)
-        with contextlib.suppress(OSError):
-            _in_grandchild(lambda: self._write(store, filled.tolist()))
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            self._start_writer(store, filled)
+
+    def _start_writer(self, store: Store, filled: NDArray[np.int64]) -> None:
+        """Starts a process of its own: a fork would copy each page that the script writes to meanwhile. The shell ends
+        at once, so the writer is no child of the script, which may wait for its children."""
+        assert isinstance(store.medium, MemoryTables)
+        indices = os.memfd_create("stoker-indices")
+        try:
+            os.write(indices, filled.tobytes())
+            fds = [store.medium.fd, indices]
+            task = {
+                "path": sys.path,
+                "fds": fds,
+                "samples": self._samples,
+                "nbytes": store.account.nbytes,
+                "to": [str(self._base), self._name, self._key, self._most],
+            }
+            shell = ["/bin/sh", "-c", '"$@" &', "sh"]
+            subprocess.run(
+                [*shell, sys.executable, "-I", "-c", WRITER, json.dumps(task)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,
+                timeout=START_S,
+            )
+        finally:
+            os.close(indices)
 
     def discard(self) -> None:
         """Samples may be stale: they are not served to later runs, either."""
@@ -131,34 +172,6 @@ class KeptSamples:
         """Nothing is written from now on: the dataset is another one."""
         self._ended = True
 
-    def _write(self, store: Store, indices: list[int]) -> None:
-        size = store.account.nbytes
-        store.never_look()
-        if not _make_room(self._base, self._name, self._key, size, self._most):
-            return None
-        folder, _ = open_for(self._base, self._name, self._key)
-        kept = Store(folder, self._samples, max(size + size // 8, self._most))
-        batch: Samples = {}
-        nbytes = 0
-        for i in indices:
-            if kept.locations[i]:
-                continue
-            location = int(store.where(np.array([i]))[0])
-            if not location:
-                continue
-            type_spec, leaves = store.stored(location)
-            if pickled(type_spec):
-                return discard(folder.path)  # what is pickled stays in memory of one run
-            batch[i] = type_spec, leaves
-            nbytes += sum(x.nbytes for x in leaves)
-            if nbytes > AT_ONCE or len(batch) >= 4096:
-                kept.admit(batch, 0)
-                folder.sync()
-                batch, nbytes = {}, 0
-        kept.admit(batch, 0)
-        folder.sync()
-        return None
-
 
 def _make_room(base: Path, name: str, key: JsonObject, size: int, most: int) -> bool:
     """Removes the caches that were used longest ago until there is room for one more. Returns whether there is."""
@@ -171,22 +184,36 @@ def _make_room(base: Path, name: str, key: JsonObject, size: int, most: int) -> 
     return taken + size <= most
 
 
-def _in_grandchild(write: Callable[[], None]) -> None:
-    """Runs in a process that outlives this one and is no child of it: the script may wait for its children."""
-    with own_fork():
-        pid = os.fork()
-    if pid:
-        os.waitpid(pid, 0)
+def write(fds: Sequence[int], samples: int, nbytes: int, to: tuple[str, str, JsonObject, int]) -> None:
+    """In the writer: copies the samples of a cache in memory, of which the second descriptor has the indices."""
+    base, name, key, most = Path(to[0]), *to[1:]
+    memory = MemoryTables.of(fds[0], pickles=True)
+    store = Store(memory, samples, nbytes)
+    store.never_look()
+    indices = np.frombuffer(os.pread(fds[1], os.fstat(fds[1]).st_size, 0), np.int64)
+    if not _make_room(base, name, key, nbytes, most):
         return
+    folder, _ = open_for(base, name, key)
     try:
-        os.setsid()
-        with own_fork():
-            if os.fork() == 0:
-                os.nice(NICE)
-                os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # ``stoker run`` waits until its socket is closed
-                null = os.open(os.devnull, os.O_RDWR)
-                for fd in range(3):  # who reads the script's output is not to wait for this
-                    os.dup2(null, fd)
-                write()
-    finally:
-        os._exit(0)
+        _copy(store, indices, folder, Store(folder, samples, nbytes + nbytes // 8))
+    except CacheError:  # values that are pickled, or of the script's own classes
+        discard(folder.path)
+
+
+def _copy(store: Store, indices: NDArray[np.int64], folder: Folder, kept: Store) -> None:
+    batch: Samples = {}
+    size = 0
+    for i in indices[kept.locations[indices] == 0].tolist():
+        location = int(store.where(np.array([i]))[0])
+        if not location:
+            continue
+        batch[i] = type_spec, leaves = store.stored(location)
+        if pickled(type_spec):
+            raise CacheError("it is not read between runs")
+        size += sum(x.nbytes for x in leaves)
+        if size > AT_ONCE or len(batch) >= MOST_AT_ONCE:
+            kept.admit(batch, 0)
+            folder.sync()
+            batch, size = {}, 0
+    kept.admit(batch, 0)
+    folder.sync()
