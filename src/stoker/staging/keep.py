@@ -135,7 +135,8 @@ class KeptSamples:
     def _start_writer(self, store: Store, filled: NDArray[np.int64]) -> None:
         """Starts a process of its own: a fork would copy each page that the script writes to meanwhile. The shell ends
         at once, so the writer is no child of the script, which may wait for its children."""
-        assert isinstance(store.medium, MemoryTables)
+        if not isinstance(store.medium, MemoryTables):
+            return  # on disk already
         indices = os.memfd_create("stoker-indices")
         try:
             os.write(indices, filled.tobytes())

@@ -220,7 +220,7 @@ class ManagedDataset:
             return f"{why}; not more, because {found.why_not}" if found.why_not else why
         dataset = self.dataset
         assert dataset is not None  # guaranteed: its loader is calling
-        staged = Staged(dataset, _split=Split(dataset, found), _memories=memories)
+        staged = Staged(dataset, cache="ram", _split=Split(dataset, found), _memories=memories)
         nbytes = kept.nbytes * self._samples
         if staged.account.budget < LEAST_SHARE * nbytes:
             return f"it would not fit: {nbytes / 1e9:,.1f} GB"
@@ -249,7 +249,7 @@ class ManagedDataset:
         if not find_generators(loader.collate_fn):
             with contextlib.suppress(UsageError):  # it reads something that cannot be compared
                 collated = Collated(loader.collate_fn, self._length)
-                self.collated = Staged(collated, _split=Split(collated, found.collate))
+                self.collated = Staged(collated, cache="ram", _split=Split(collated, found.collate))
 
     def collate_for(self, loader: LoaderLike) -> Callable[..., Batch] | None:
         """Returns the loader's collate function with its cache when an epoch begins; None to go without. Persistent
