@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from stoker.loader.auto.tasks import MeasuringTasks
 from stoker.loader.variant import as_loader, find
 from stoker.tuning.knobs import KNOBS
 from stoker.tuning.measurements import Measurements
-from stoker.tuning.result import Setting
+from stoker.tuning.result import Setting, TuneResult
 from stoker.tuning.search import TunerSearch
 
 
@@ -255,6 +256,70 @@ def test_the_result_for_people_and_machines() -> None:
     d = json.loads(json.dumps(r.as_dict()))
     assert d["schema"] == 2
     assert d["best"]["num_workers"] == r.best.num_workers
+
+
+# ----------------------------------------------------------------------------------------------------------- guesses
+
+
+def guessed(
+    monkeypatch: pytest.MonkeyPatch,
+    rate: Rate,
+    most: int = 16,
+    cores: int = 6,
+    knobs: tuple[str, ...] = ("num_workers",),
+    **changes: Any,
+) -> TuneResult:
+    """The result of a search on a machine with 2 GPUs; ``changes`` are attributes of ``Measurements``."""
+    monkeypatch.setattr("stoker.tuning.search.resources.cores_granted", lambda: cores)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    search, best = searched(monkeypatch, rate, knobs, most)
+    for name, value in changes.items():
+        monkeypatch.setattr(search.measured, name, value)
+    return search.result(best)
+
+
+def test_each_guess_is_beside_the_knee(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = guessed(monkeypatch, lambda s: 100.0 * max(0.5, min(s.num_workers, 3)))
+    assert {g.name: (g.workers, g.rate, g.why) for g in r.guesses} == {
+        "4 workers a GPU": (8, 300.0, ""),
+        "the cores": (6, 300.0, ""),
+        "batch size over GPUs": (2, 200.0, ""),  # batches of 4
+        "batch size over cores": (1, 100.0, ""),
+        "entries x batch x workers = GPUs x throughput": (
+            2 * 300 // (r.best.prefetch_factor * 4),
+            None,
+            "more than the limit of 16 (cores)",
+        ),
+    }
+    assert all(g.formula for g in r.guesses)
+    assert {g.workers for g in r.guesses if g.rate} <= {p.workers for p in r.curve}
+    text = str(r)
+    assert re.search(r"2 +200 +67% +batch size over GPUs\n", text)
+    assert "not measured: more than the limit of 16 (cores)" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert [g["name"] for g in json.loads(json.dumps(r.as_dict()))["guesses"]] == [g.name for g in r.guesses]
+
+
+def test_a_guess_never_moves_the_knee(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search skips 7 workers; one lucky window of a guess proves nothing."""
+    r = guessed(
+        monkeypatch, lambda s: 900.0 if s.num_workers == 7 else 100.0 * max(0.5, min(s.num_workers, 3)), cores=7
+    )
+    assert next(g.rate for g in r.guesses if g.name == "the cores") == 900.0
+    assert (r.best.num_workers, r.rate) == (3, 300.0)
+
+
+def test_without_time_a_guess_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = guessed(monkeypatch, lambda s: 100.0, cores=7, has_time_for_one=lambda: False)
+    cores = next(g for g in r.guesses if g.name == "the cores")
+    assert (cores.workers, cores.rate, cores.why) == (7, None, "no time was left")
+    assert 7 not in {p.workers for p in r.curve}
+
+
+def test_where_workers_may_not_move_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = guessed(monkeypatch, lambda s: 100.0, knobs=("prefetch_factor",))
+    assert not r.guesses
+    assert "first guess" not in str(r)
 
 
 # ------------------------------------------------------------------------------------------------------------ limits

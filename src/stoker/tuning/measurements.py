@@ -44,6 +44,10 @@ class Measurements:
         """Whether there is no time for another window, apart from the reserve."""
         return self.deadline - time.monotonic() < RESERVE * self.budget_s
 
+    def has_time_for_one(self) -> bool:
+        """Whether there is time for another window, of the reserve."""
+        return self.deadline - time.monotonic() > 2 * self.window_s
+
     def measure(self, s: Setting) -> float:
         """Measures one more window of a setting. Returns samples per second; without workers, those of a process that
         only fetches and collates. Raises BadSample if a sample cannot be loaded, TooSlow if no batch came in the time

@@ -6,12 +6,13 @@ import html
 import math
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
 
 from ..core import terminal
 from ..core.terminal import counted, rate
 from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
+from .curve import Point, bars, svg
+from .guesses import Guess, guess_lines
 
 SCHEMA = 2
 
@@ -39,16 +40,6 @@ class Setting:
         return f"{counted(self.num_workers, 'worker')}, prefetch {self.prefetch_factor}{size}"
 
 
-class Point(NamedTuple):
-    """Samples per second for one number of workers: the median, slowest and fastest of its windows."""
-
-    workers: int
-    rate: float
-    low: float
-    high: float
-    windows: int
-
-
 @dataclass(frozen=True)
 class TuneResult:
     """What ``stoker.tune`` found."""
@@ -64,6 +55,7 @@ class TuneResult:
     bound: Limit | None  # the limit that kept ``best`` small; None if more workers would not help
     reasons: dict[str, str]  # why each knob has its value, by torch's names
     lines: dict[str, str]  # to paste: ``{"torch": ..., "stoker": ...}``
+    guesses: tuple[Guess, ...] = ()  # what rules of thumb give here; none where the number of workers may not move
     notes: tuple[str, ...] = ()  # further remarks
     tried: tuple[JsonObject, ...] = field(default=(), repr=False)  # every window, in order, with its samples per second
     seconds: float = 0.0  # duration of the tuning
@@ -74,6 +66,7 @@ class TuneResult:
             "schema": SCHEMA,
             **asdict(self),
             "curve": [p._asdict() for p in self.curve],
+            "guesses": [g._asdict() for g in self.guesses],
             "limits": [limit._asdict() for limit in self.limits],
             "bound": None if self.bound is None else self.bound._asdict(),
         }
@@ -92,7 +85,9 @@ class TuneResult:
         if b.num_workers:
             knobs += f", prefetch_factor {b.prefetch_factor}"
         head = f"{self.name}: {knobs}, {rate(self.rate)} samples/s [{rate(self.low)}..{rate(self.high)}]"
-        out = [bold(head), "", *self._chart(width), ""]
+        out = [bold(head), "", *bars(self.curve, b.num_workers, width), ""]
+        if self.guesses:
+            out += [*guess_lines(self.guesses, self.rate), ""]
         out += [f"{name}: {words}" for name, words in self.reasons.items()]
         if self.bound is not None:
             out.append(f"bound by {self.bound.name}: {self.bound.words}")
@@ -101,18 +96,12 @@ class TuneResult:
         out += ["", "to paste", *(f"  {bold(line)}" for line in (self.lines["torch"], self.lines["stoker"]))]
         return "\n".join([*out, f"measured in {self.seconds:.1f} s"])
 
-    def _chart(self, width: int) -> list[str]:
-        top = max(p.high for p in self.curve) or 1.0
-        room = max(10, min(60, width - 36))
-        out = [f"{'workers':>7}  samples/s"]
-        for p in self.curve:
-            bar = "█" * round(p.rate / top * room)
-            mark = " <- the knee" if p.workers == self.best.num_workers else ""
-            out.append(f"{p.workers:>7}  {rate(p.rate):>9} {bar}{mark}")
-        return out
-
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f"{self.drawing()}<pre>{html.escape(str(self))}</pre>"
+
+    def drawing(self) -> str:
+        """Samples per second against workers, drawn, with the knee and the guesses: a piece of HTML."""
+        return svg(self.curve, self.best.num_workers, self.guesses)
 
     def show(self) -> None:
         """Prints it, with the width and colours of stdout."""

@@ -8,6 +8,7 @@
     -> the fastest few in turns, three windows each and more while there is time
     -> the knee: the smallest setting within 3 % of the fastest, by the medians
     -> page-locked memory, which no window measures
+    -> what rules of thumb give: one window each that was not measured, while there is time
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from ..device.accelerator import accelerator
 from ..device.pin_policy import decide
 from ..loader.auto.bench import BadSample, BenchWindow, TooSlow
 from ..loader.auto.limits import Limit, limits
+from .curve import Point
+from .guesses import Guess, GuessInputs, guesses
 from .measurements import KNEE, Measurements
-from .result import Point, Setting, TuneResult
+from .result import Setting, TuneResult
 
 FEW, MANY = 3, 8  # windows per finalist: minimum if there is time, and maximum
 FINALISTS = 4
@@ -225,7 +228,8 @@ class TunerSearch:
         """Builds the result, while workers still exist to be measured."""
         measured = self.measured
         best = replace(found, pin_memory=self._pins()) if "pin_memory" in self.knobs else found
-        rates = measured.rates[found]
+        rates, bound = measured.rates[found], self._bound(found)
+        guessed = self._guesses(found) if "num_workers" in self.knobs else ()
         return TuneResult(
             name=self.name,
             best=best,
@@ -234,13 +238,36 @@ class TunerSearch:
             high=max(rates),
             curve=self._curve(found),
             limits=tuple(self.limits),
-            bound=self._bound(found),
+            bound=bound,
             reasons=self.reasons,
             lines=self._lines(best),
+            guesses=guessed,
             notes=tuple(self.notes),
             tried=tuple(measured.tried),
             seconds=time.monotonic() - measured.began,
         )
+
+    def _guesses(self, found: Setting) -> tuple[Guess, ...]:
+        """What rules of thumb give here, beside the setting that was found."""
+        batch = float(found.batch_size or self.measured.tasks.samples)
+        gpus, rate = max(1, torch.cuda.device_count()), self.measured.rate(found)
+        inputs = GuessInputs(gpus, resources.cores_granted(), batch, found.prefetch_factor, rate)
+        return tuple(self._measured_guess(g, found) for g in guesses(inputs))
+
+    def _measured_guess(self, g: Guess, found: Setting) -> Guess:
+        """A guess with its samples/s: of the curve, else of a window of its own, where a limit and the time permit."""
+        known = {p.workers: p.rate for p in self._curve(found)}
+        if g.workers in known:
+            return g._replace(rate=known[g.workers])
+        tightest = self.limits[0]
+        if g.workers > tightest.most:
+            return g._replace(why=f"more than the limit of {tightest.most:,} ({tightest.name})")
+        try:
+            if self.measured.has_time_for_one():
+                return g._replace(rate=self.measured.measure(replace(found, num_workers=g.workers)))
+        except (BadSample, TooSlow):
+            pass  # the search has found samples that can be loaded, and the guesses end here
+        return g._replace(why="no time was left")
 
     def _pins(self) -> bool:
         choice = decide()
