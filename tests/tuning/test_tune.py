@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import stoker
 from stoker.commands import main
 from stoker.core.errors import UsageError
+from stoker.core.options import Budget
 from stoker.loader.auto import limits as limits_
 from stoker.loader.auto.bench import BenchWindow
 from stoker.loader.auto.limits import limits
@@ -320,6 +321,111 @@ def test_where_workers_may_not_move_nothing_is_guessed(monkeypatch: pytest.Monke
     r = guessed(monkeypatch, lambda s: 100.0, knobs=("prefetch_factor",))
     assert not r.guesses
     assert "first guess" not in str(r)
+
+
+# -------------------------------------------------------------------------------------------------------- batch size
+
+BATCHED = ("num_workers", "prefetch_factor", "batch_size")
+
+
+@pytest.mark.parametrize(("best", "pays"), [(32, 1.5), (4, 1.01), (2, 1.5), (1, 1.5)])
+def test_the_batch_size_moves_only_where_that_pays(best: int, pays: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step towards ``best`` makes ``pays`` times the samples/s; the loader's own is 4."""
+
+    def rate(s: Setting) -> float:
+        assert s.batch_size is not None
+        return 100.0 * min(s.num_workers or 0.5, 3) * pays ** -abs(math.log2(s.batch_size / best))
+
+    r = guessed(monkeypatch, rate, knobs=BATCHED)
+    assert (r.best.batch_size, r.best.num_workers) == (best, 3)
+    assert f"batch_size={best}" in r.lines["torch"]
+    assert f"batch_size {best}," in str(r)
+    assert any("changes the training" in note for note in r.notes)
+    assert "batch_size" in r.reasons
+    assert {p.workers for p in r.curve} >= {2, 3}
+
+
+def test_no_batch_is_larger_than_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, best = searched(monkeypatch, lambda s: float(s.batch_size or 0), BATCHED)
+    assert best.batch_size == 256  # of 400 samples
+    assert max(s.batch_size or 0 for s in search.measured.rates) == 256
+
+
+def test_no_batch_is_larger_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of 4 has 64 bytes, and 4 of them are in flight for one worker."""
+    monkeypatch.setattr(
+        "stoker.tuning.measurements.engine.budget", lambda _: Budget(lease_bytes=0, flight_bytes=4 * 64 * 8)
+    )
+    monkeypatch.setattr(TunerSearch, "_is_cheap", lambda self: True)
+    _, best = searched(monkeypatch, lambda s: float(s.batch_size or 0), ("batch_size", "prefetch_factor"))
+    assert (best.batch_size, best.prefetch_factor) == (32, 4)
+
+
+def test_larger_batches_leave_room_for_fewer_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    say_rates(monkeypatch, lambda s: float((s.batch_size or 0) * max(0.5, s.num_workers)))
+    found = [limits_.Limit("cores", 16, ""), limits_.Limit("shm", 24, "")]
+    monkeypatch.setattr("stoker.tuning.search.limits", lambda **_: found)
+    measured = Measurements(DataLoader(Waits(), batch_size=4), 30, lambda _: None)
+    search = TunerSearch(measured, "Waits", BATCHED)
+    search.run()
+    assert len({s.batch_size for s in measured.rates}) > 1
+    assert all(s.num_workers * (s.batch_size or 0) <= 24 * 4 for s in measured.rates)
+    assert [b.name for b in search.limits_for(4)] == ["cores", "shm"]
+    assert [(b.name, b.most) for b in search.limits_for(8)] == [("shm", 12), ("cores", 16)]
+
+
+def test_the_search_goes_round_until_no_knob_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only large batches keep many workers busy, and many workers want large batches."""
+
+    def rate(s: Setting) -> float:
+        return 100.0 * min(s.num_workers or 0.5, (s.batch_size or 0) / 2) * min(s.batch_size or 0, 32) ** 0.1
+
+    _, best = searched(monkeypatch, rate, BATCHED)
+    assert (best.num_workers, best.batch_size) == (16, 32)  # after one round: 2 workers
+
+
+def test_windows_have_the_batch_size_that_they_stand_for() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(400, 1000)), batch_size=4, shuffle=True)
+    measured = Measurements(loader, 20, lambda _: None)
+    try:
+        for size in (4, 16, 2, 4):
+            measured.measure(Setting(1, batch_size=size))
+            tasks = [measured.bench.tasks() for _ in range(20)]
+            assert {len(task) for task in tasks} == {size}
+            assert measured.windows[Setting(1, batch_size=size)].nbytes // 4000 == size
+            measured.tasks.fresh = False
+        own = {i for task in measured.tasks._kept for i in task}
+        assert {i for other in measured._resized.values() for task in other._kept for i in task} <= own
+    finally:
+        measured.close()
+    assert loader.batch_size == 4
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Rows(), batch_size=None),
+        DataLoader(Rows(), batch_sampler=BatchSampler(RandomSampler(Rows()), 7, False)),
+    ],
+    ids=["no batches", "batch_sampler"],
+)
+def test_a_loader_that_makes_its_own_batches_keeps_their_size(loader: Any) -> None:
+    with pytest.raises(UsageError, match=r"the loader makes its own batches .*: leave their size"):
+        stoker.tune(loader, knobs=("batch_size",))
+
+
+def test_a_stream_keeps_its_batch_size() -> None:
+    r = stoker.tune(DataLoader(Stream(50), batch_size=5), budget_s=0.5, knobs=("batch_size",))
+    assert {t["batch_size"] for t in r.tried} == {5}
+    assert any("no other batch size is tried" in note for note in r.notes)
+
+
+@pytest.mark.slow
+def test_a_batch_size_is_found_by_real_windows() -> None:
+    r = stoker.tune(DataLoader(Rows(), batch_size=2, shuffle=True), budget_s=3, knobs=(*KNOBS, "batch_size"))
+    assert len({t["batch_size"] for t in r.tried}) > 1
+    assert r.best.batch_size is not None
+    assert f"batch_size={r.best.batch_size}" in r.lines["torch"]
 
 
 # ------------------------------------------------------------------------------------------------------------ limits

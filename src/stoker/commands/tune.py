@@ -17,7 +17,11 @@ from . import arguments
 @arguments.target
 @arguments.json_file
 @click.option(
-    "--knobs", default=",".join(KNOBS), metavar="A,B", show_default=True, help="The settings that may change."
+    "--knobs",
+    default=",".join(KNOBS),
+    metavar="A,B",
+    show_default=True,
+    help="The settings that may change. batch_size may be one of them; another batch size changes the training.",
 )
 @arguments.time_limit(BUDGET_S)
 @click.option(

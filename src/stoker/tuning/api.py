@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from ..core.errors import UsageError
 from ..core.random_state import preserved
 from ..loader import engine
-from ..loader.variant import as_loader
-from .knobs import BUDGET_S, KNOBS
+from ..loader.variant import as_loader, variant
+from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
 from .search import TunerSearch
@@ -30,9 +30,10 @@ def tune(
 
     Args:
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: settings that may change: num_workers, prefetch_factor, pin_memory.
-        budget_s: approximate time limit in seconds.
-        batch_size: samples per batch, instead of the loader's own (32 for a dataset).
+        knobs: which settings may move: num_workers, prefetch_factor, pin_memory. batch_size may be among them. Another
+            batch size changes the training: the steps of an epoch, and the learning rate that suits.
+        budget_s: seconds it may take, about.
+        batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
         progress: called with a line of text for each measurement.
 
@@ -40,8 +41,8 @@ def tune(
         The recommended setting and the measurements behind it; a notebook shows it as text.
 
     Raises:
-        UsageError: ``thing`` is not a loader or is empty, a sample cannot be loaded, or a batch takes longer than the
-            budget.
+        UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, a batch takes longer than the
+            budget, or batch_size may move and the loader makes its own batches.
 
     Example:
         >>> result = stoker.tune(loader)  # doctest: +SKIP
@@ -49,14 +50,16 @@ def tune(
         DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, prefetch_factor=4)
     """
     for knob in knobs:
-        if knob not in KNOBS:
-            raise UsageError(f"no knob {knob!r}: one of {', '.join(KNOBS)}")
+        if knob not in ALL_KNOBS:
+            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
     if not budget_s > 0:
         raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
     if not engine.SUPPORTED:
         raise UsageError("tuning needs stoker's own workers, which are there on Linux only")
     name = name or getattr(thing, "__name__", None) or type(thing).__name__
     loader = as_loader(thing, batch_size, name)
+    if "batch_size" in knobs:
+        variant(loader, batch_size=2 * (loader.batch_size or 1))  # raises where the loader makes its own batches
     measured = Measurements(loader, budget_s, progress or (lambda _: None))
     search = TunerSearch(measured, name, knobs)
     try:

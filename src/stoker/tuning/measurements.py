@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from ..core.types import JsonObject, LoaderLike
 from ..loader import engine
 from ..loader.auto.bench import BenchWindow, WorkerBench
 from ..loader.auto.tasks import MeasuringTasks
+from ..loader.variant import variant
 from .result import Setting
 
 KNEE = 0.97  # share of the best rate that is good enough: the smallest setting within 3 % wins
@@ -31,7 +33,8 @@ class Measurements:
         self.began = time.monotonic()
         self.deadline = self.began + budget_s
         self.transport: Budget = engine.budget(loader)
-        self.tasks = MeasuringTasks(loader)
+        self.tasks = MeasuringTasks(loader)  # of the loader's own batch size
+        self._resized: dict[int, MeasuringTasks] = {}  # by batch size
         self.rates: dict[Setting, list[float]] = {}  # samples per second of each window
         self.windows: dict[Setting, BenchWindow] = {}  # the latest of each setting
         self.tried: list[JsonObject] = []  # all windows, in order, for the JSON
@@ -49,17 +52,25 @@ class Measurements:
         return self.deadline - time.monotonic() > 2 * self.window_s
 
     def measure(self, s: Setting) -> float:
-        """Measures one more window of a setting. Returns samples per second; without workers, those of a process that
-        only fetches and collates. Raises BadSample if a sample cannot be loaded, TooSlow if no batch came in the time
-        left."""
+        """One more window of a setting. Returns its samples per second; without workers, those of one that would only
+        fetch and collate. Raises BadSample: a sample cannot be loaded; TooSlow: no batch came in the time left."""
+        tasks = self._tasks_of(s.batch_size)
+        self.bench.use(tasks)
         window = self.bench.window(max(1, s.num_workers), s.prefetch_factor, self.window_s, BATCHES)
-        rate = (window.rate if s.num_workers else 1 / window.make_s) * self.tasks.samples
+        rate = (window.rate if s.num_workers else 1 / window.make_s) * tasks.samples
         self.rates.setdefault(s, []).append(rate)
         self.windows[s] = window
         knobs = {name: getattr(s, name) for name in ("num_workers", "prefetch_factor", "batch_size")}
         self.tried.append({**knobs, "samples_per_s": rate, "at_s": time.monotonic() - self.began})
         self._progress(f"{s.words}: {terminal.rate(rate)} samples/s")
         return rate
+
+    def _tasks_of(self, batch_size: int | None) -> MeasuringTasks:
+        if batch_size is None or batch_size == self.loader.batch_size:
+            return self.tasks
+        if batch_size not in self._resized:
+            self._resized[batch_size] = self.tasks.resized(variant(self.loader, batch_size=batch_size))
+        return self._resized[batch_size]
 
     def forget(self, s: Setting) -> None:
         """Drops the measurements of a setting that cannot be chosen."""
@@ -70,10 +81,15 @@ class Measurements:
         return statistics.median(self.rates[s]) if s in self.rates else self.measure(s)
 
     def knee(self, settings: Iterable[Setting]) -> Setting:
-        """The smallest setting within 3 % of the fastest; measures those that were not."""
+        """The smallest setting within 3 % of the fastest, all of which were measured. The loader's own batch size
+        stays where it is within that, because another one changes the training."""
         scores = {s: self.rate(s) for s in settings}
         least = KNEE * max(scores.values())
-        return min((s for s in scores if scores[s] >= least), key=lambda s: s.size)
+        return min((s for s in scores if scores[s] >= least), key=lambda s: (self._resizing(s.batch_size), *s.size))
+
+    def _resizing(self, batch_size: int | None) -> float:
+        """How far a batch size is from the loader's own, as a logarithm."""
+        return abs(math.log2((batch_size or 1) / (self.loader.batch_size or batch_size or 1)))
 
     def alternate(self, settings: list[Setting], rounds: int) -> None:
         """Measures settings alternately, for at most ``rounds`` rounds."""
@@ -83,10 +99,10 @@ class Measurements:
                     return
                 self.measure(s)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the largest batch transported between processes."""
-        return max((w.nbytes for w in self.windows.values()), default=0)
+    def nbytes(self, batch_size: int | None) -> int:
+        """Bytes of the largest batch of a size as it crosses between processes, in proportion to those measured."""
+        each = (w.nbytes * (batch_size or 1) / (s.batch_size or 1) for s, w in self.windows.items())
+        return math.ceil(max(each, default=0))
 
     def close(self) -> None:
         """Ends all workers."""

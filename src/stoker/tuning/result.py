@@ -84,6 +84,8 @@ class TuneResult:
         knobs = counted(b.num_workers, "worker")
         if b.num_workers:
             knobs += f", prefetch_factor {b.prefetch_factor}"
+        if "batch_size" in self.reasons:
+            knobs += f", batch_size {b.batch_size}"
         head = f"{self.name}: {knobs}, {rate(self.rate)} samples/s [{rate(self.low)}..{rate(self.high)}]"
         out = [bold(head), "", *bars(self.curve, b.num_workers, width), ""]
         if self.guesses:

@@ -4,7 +4,9 @@
 
     1 worker: its times give the limits
     -> workers: doubled while that pays, then the counts on both sides of the best
-    -> more batches in flight, no workers: one window each
+    -> more batches in flight; another batch size, if the user lets that move
+    -> the same again from the best setting so far, until no knob moves
+    -> no workers: one window
     -> the fastest few in turns, three windows each and more while there is time
     -> the knee: the smallest setting within 3 % of the fastest, by the medians
     -> page-locked memory, which no window measures
@@ -13,6 +15,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +29,7 @@ from ..device.accelerator import accelerator
 from ..device.pin_policy import decide
 from ..loader.auto.bench import BadSample, BenchWindow, TooSlow
 from ..loader.auto.limits import Limit, limits
+from ..loader.auto.tasks import keys_of
 from .curve import Point
 from .guesses import Guess, GuessInputs, guesses
 from .measurements import KNEE, Measurements
@@ -39,19 +43,24 @@ PREFETCH = (2, 4, 8)  # 1 leaves no slack for a late consumer, which an empty lo
 DEPTH = 4  # batches in flight per worker if they take next to no memory
 CHEAP = 64  # at most this fraction of the budget for batches in flight
 SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the second epoch as in the first
-READS = 1 << 14  # bytes per batch; below that, the reads were only messages
-WORKER_BYTES = 64 << 20  # assumed until a worker's memory is known
+READS = 1 << 14  # bytes a batch; below it, what was read are messages
+FOR_BATCHES = ("budget", "shm", "pinned")  # limits that come from the size of a batch
+WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel")
 NOT_DIVIDED = (
     "no other number of workers is tried: the iterable dataset was not seen to ask get_worker_info(), so each worker "
     "would give all of its samples"
+)
+NOT_COUNTED = "no other batch size is tried: nothing says how many samples the iterable dataset has for a batch"
+TRAINING = (
+    "another batch size changes the training: an epoch has more or fewer steps, and another learning rate may suit"
 )
 
 
 class TunerSearch:
     """One run of the tuner."""
 
-    limits: list[Limit]  # on the number of workers, the tightest first
+    limits: list[Limit]  # of the number of workers, the tightest first, for batches of the loader's own size
 
     def __init__(self, measurements: Measurements, name: str, knobs: Sequence[str]) -> None:
         self.measured, self.name, self.knobs = measurements, name, knobs
@@ -64,8 +73,11 @@ class TunerSearch:
         the budget."""
         s = Setting(1, batch_size=self.loader.batch_size)
         if "num_workers" in self.knobs and self.measured.is_stream and not divides(self.loader.dataset):
-            self.knobs = [knob for knob in self.knobs if knob != "num_workers"]
-            self.notes.append(NOT_DIVIDED)
+            self._hold("num_workers", NOT_DIVIDED)
+        if "batch_size" in self.knobs and self.measured.is_stream:
+            self._hold("batch_size", NOT_COUNTED)
+        elif "batch_size" in self.knobs:
+            self.notes.append(TRAINING)
         try:
             self._first(s)
             self._climb(s, self._fixed(s))
@@ -75,6 +87,11 @@ class TunerSearch:
         self._explain(best)
         return best
 
+    def _hold(self, knob: str, why: str) -> None:
+        """A knob that may not move after all."""
+        self.knobs = [other for other in self.knobs if other != knob]
+        self.notes.append(why)
+
     def _climb(self, first: Setting, s: Setting) -> None:
         """Measures settings from ``s`` on until the time is over. Any measured setting may win, except ``first`` if one
         of its knobs has a value that is not allowed."""
@@ -82,17 +99,28 @@ class TunerSearch:
             self.measured.rate(s)
             if s != first:
                 self.measured.forget(first)
-            s = self._num_workers(s)
-            s = self._prefetch_factor(s)
+            s = self._rounds(s)
             if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
                 self.measured.measure(Setting(0, batch_size=s.batch_size))
             self._finalists(s)
         except TooSlow as e:
             self.notes.append(f"the time was over in the middle of a measurement: {e}")
 
-    def counts(self) -> list[int]:
-        """Numbers of workers to try."""
-        most = self.limits[0].most
+    def _rounds(self, s: Setting) -> Setting:
+        """Coordinate search: one knob after the other, each from the best setting so far, until none moves. Where the
+        time is over none does."""
+        knobs = (self._num_workers, self._prefetch_factor, self._batch_size)
+        settled = 0  # so many knobs have their best value beside the values that the others have now
+        for knob in itertools.cycle(knobs):
+            before, s = s, knob(s)
+            settled = settled + 1 if s == before else 1
+            if settled == len(knobs):
+                break
+        return s
+
+    def counts(self, batch_size: int | None) -> list[int]:
+        """Numbers of workers that may be tried."""
+        most = self.limits_for(batch_size)[0].most
         return [n for n in range(1, most + 1) if n <= 4 or n in (6, 8, 12) or n % 16 == 0 or n == most]
 
     def _first(self, s: Setting) -> None:
@@ -153,10 +181,11 @@ class TunerSearch:
     def _num_workers(self, s: Setting) -> Setting:
         if "num_workers" not in self.knobs:
             return s
-        counts, measured = self.counts(), self.measured
-        best, flat, n = s, 0, 2
-        # a single step may be too small to exceed the noise
-        while n <= counts[-1] and flat < 2 and not measured.is_over():
+        counts, measured = self.counts(s.batch_size), self.measured
+        best, flat, n = s, 0, min(2 * s.num_workers, counts[-1])
+        while (
+            s.num_workers < n <= counts[-1] and flat < 2 and not measured.is_over()
+        ):  # one step may be too small for its noise
             more = replace(s, num_workers=n)
             faster = measured.rate(more) > GAIN * measured.rate(best)
             best, flat = (more, 0) if faster else (best, flat + 1)
@@ -176,14 +205,39 @@ class TunerSearch:
                     s = deeper
         return s
 
+    def _batch_size(self, s: Setting) -> Setting:
+        """Twice the batch size while that pays and fits, or else half of it."""
+        start, measured = s, self.measured
+        for larger in (True, False):
+            while "batch_size" in self.knobs and s.batch_size and not measured.is_over():
+                other = replace(s, batch_size=2 * s.batch_size if larger else s.batch_size // 2)
+                if not self._may_have(other) or measured.rate(other) <= GAIN * measured.rate(s):
+                    break
+                s = other
+            if s != start:
+                break  # what pays in one direction does not pay in the other
+        return s
+
+    def _may_have(self, s: Setting) -> bool:
+        """Whether a dataset has as many samples as a batch of another size, and memory fits such batches in flight."""
+        if not s.batch_size or s.batch_size > len(keys_of(self.loader)):
+            return False
+        bounds = (b.most for b in self.limits_for(s.batch_size) if b.name in FOR_BATCHES)
+        return self._fits(s) and all(s.num_workers <= most for most in bounds)
+
+    def limits_for(self, batch_size: int | None) -> list[Limit]:
+        """The limits for batches of a size, the tightest first: fewer large batches fit than small ones."""
+        times = (batch_size or 1) / (self.loader.batch_size or 1)
+        found = [b._replace(most=int(b.most / times)) if b.name in FOR_BATCHES else b for b in self.limits]
+        return sorted(found, key=lambda b: b.most)
+
     def _is_cheap(self) -> bool:
-        """Whether ``DEPTH`` batches in flight per worker, with the maximum number of workers, take next to no
-        memory."""
-        in_flight = self.measured.nbytes * DEPTH * self.limits[0].most
+        """Whether ``DEPTH`` batches in flight for each of as many workers as there may be take next to no memory."""
+        in_flight = self.measured.nbytes(self.loader.batch_size) * DEPTH * self.limits[0].most
         return in_flight <= self.measured.transport.flight_bytes // CHEAP
 
     def _fits(self, s: Setting) -> bool:
-        nbytes = self.measured.nbytes
+        nbytes = self.measured.nbytes(s.batch_size)
         device = accelerator()
         if device is not None and device.type == "cuda" and 2 * nbytes > torch.cuda.mem_get_info()[0]:
             return False  # there must be room for the batch in use and the next one
@@ -194,10 +248,13 @@ class TunerSearch:
         alike = sorted(self.measured.rates, key=lambda k: -self.measured.rate(k))
         fastest = self.measured.rate(alike[0])
         finalists = [k for k in alike if self.measured.rate(k) >= NEAR * fastest][:FINALISTS]
-        finalists += [] if s in finalists else [s]
+        own = [k for k in alike if k.batch_size == self.loader.batch_size]  # it stays unless another one is faster
+        finalists += [k for k in dict.fromkeys((s, *own[:1])) if k not in finalists]
         self.measured.alternate(finalists, MANY if len(finalists) > 1 else FEW - 1)
 
     def _explain(self, best: Setting) -> None:
+        if "batch_size" in self.knobs:
+            self.reasons["batch_size"] = self._why_batch_size(best)
         rates, rate = self.measured.rates, self.measured.rate
         if "num_workers" in self.knobs and not best.num_workers:
             other = max((k for k in rates if k.num_workers), key=rate)
@@ -211,6 +268,17 @@ class TunerSearch:
         if "prefetch_factor" in self.knobs:
             self.reasons["prefetch_factor"] = self._why_prefetch(best)
 
+    def _why_batch_size(self, best: Setting) -> str:
+        rates, rate, own = self.measured.rates, self.measured.rate, self.loader.batch_size
+        fastest: dict[int | None, float] = {}  # by batch size
+        for s in rates:
+            fastest[s.batch_size] = max(rate(s), fastest.get(s.batch_size, 0.0))
+        others = [n for n in sorted(fastest, key=lambda n: n or 0) if n != best.batch_size]
+        if best.batch_size != own:
+            return f"{best.batch_size} makes {rate(best) / fastest[own]:.2f}x the samples/s of the loader's own {own}"
+        words = ", ".join(f"{n} brings {fastest[n] / rate(best) - 1:+.0%}" for n in others)
+        return f"{own}, the loader's own: {words or 'no other one was tried'}"
+
     def _why_prefetch(self, best: Setting) -> str:
         value = best.prefetch_factor
         deeper = [k for p in PREFETCH if p > value and (k := replace(best, prefetch_factor=p)) in self.measured.rates]
@@ -220,7 +288,7 @@ class TunerSearch:
         else:
             words = f"{value}: the most that was tried"
         if value == DEPTH == self._base.prefetch_factor:
-            nbytes = self.measured.nbytes * DEPTH * best.num_workers
+            nbytes = self.measured.nbytes(best.batch_size) * DEPTH * best.num_workers
             words += f"; it costs {nbytes / 1e6:.3g} MB, and takes up jitter that short windows do not show"
         return words
 
@@ -237,7 +305,7 @@ class TunerSearch:
             low=min(rates),
             high=max(rates),
             curve=self._curve(found),
-            limits=tuple(self.limits),
+            limits=tuple(self.limits_for(found.batch_size)),
             bound=bound,
             reasons=self.reasons,
             lines=self._lines(best),
@@ -259,7 +327,7 @@ class TunerSearch:
         known = {p.workers: p.rate for p in self._curve(found)}
         if g.workers in known:
             return g._replace(rate=known[g.workers])
-        tightest = self.limits[0]
+        tightest = self.limits_for(found.batch_size)[0]
         if g.workers > tightest.most:
             return g._replace(why=f"more than the limit of {tightest.most:,} ({tightest.name})")
         try:
@@ -279,18 +347,20 @@ class TunerSearch:
         measured = self.measured
         best: dict[int, Setting] = {}
         for s in sorted(measured.rates, key=measured.rate):
-            best[s.num_workers] = s
+            if s.batch_size == found.batch_size:
+                best[s.num_workers] = s
         best[found.num_workers] = found
         rates = {n: measured.rates[s] for n, s in sorted(best.items())}
         return tuple(Point(n, measured.rate(best[n]), min(each), max(each), len(each)) for n, each in rates.items())
 
     def _bound(self, s: Setting) -> Limit | None:
-        """The limit that kept the setting small: the setting is at the limit, and the curve still rises there."""
-        if s.num_workers != self.limits[0].most or s.num_workers < 2:
+        """The limit that kept the setting small: it is at its bound, and the curve still rises there."""
+        tightest = self.limits_for(s.batch_size)[0]
+        if s.num_workers != tightest.most or s.num_workers < 2:
             return None
-        fewer = replace(s, num_workers=self.counts()[-2])
+        fewer = replace(s, num_workers=self.counts(s.batch_size)[-2])
         rates, rate = self.measured.rates, self.measured.rate
-        return self.limits[0] if fewer not in rates or rate(s) * KNEE > rate(fewer) else None
+        return tightest if fewer not in rates or rate(s) * KNEE > rate(fewer) else None
 
     def _lines(self, best: Setting) -> dict[str, str]:
         out = ["dataset"] + [f"batch_size={best.batch_size}"] * (best.batch_size is not None)

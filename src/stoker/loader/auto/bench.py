@@ -77,6 +77,13 @@ class WorkerBench:
         self._pool, self._workers = ProcessPool(_spec_of(self.loader, n), context, self._budget, []), n
         return self._pool
 
+    def use(self, tasks: MeasuringTasks) -> None:
+        """Draws from other tasks from now on; none of the earlier ones is left in a worker."""
+        if tasks is not self.tasks:
+            self.rest()
+            self.tasks = tasks
+            self._metrics.batch_bytes = 0
+
     def prepare(self, n: int, prefetch: int) -> None:
         """Prepares a measurement with ``n`` workers: waits until each has made a batch."""
         if self._setting != (n, prefetch):

@@ -57,6 +57,17 @@ class MeasuringTasks:
             self.note = f"{type(sampler).__name__} cannot be copied: its own state has moved"
         return _cycle(sampler)
 
+    def resized(self, loader: LoaderLike) -> MeasuringTasks:
+        """Tasks of another size, that of ``loader``: they have the samples that were drawn here, so that these are in
+        memory for one size as for the other; new ones where those are to be drawn."""
+        out = MeasuringTasks(loader)
+        size = loader.batch_size
+        if size and not self.fresh and self.has_enough:
+            samples = itertools.cycle([index for task in self._kept for index in task])
+            out._source = (list(itertools.islice(samples, size)) for _ in itertools.count())
+        out.fresh = self.fresh
+        return out
+
     @property
     def samples(self) -> float:
         """Average number of samples per task."""
