@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -13,8 +14,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -24,11 +27,14 @@ import stoker
 from stoker.commands import main
 from stoker.core.errors import UsageError
 from stoker.core.options import Budget
+from stoker.diagnosis.report import tune_page
 from stoker.loader.auto import limits as limits_
 from stoker.loader.auto.bench import BenchWindow
 from stoker.loader.auto.limits import limits
 from stoker.loader.auto.tasks import MeasuringTasks
 from stoker.loader.variant import as_loader, find
+from stoker.tuning.curve import Point, svg
+from stoker.tuning.guesses import Guess
 from stoker.tuning.knobs import KNOBS
 from stoker.tuning.measurements import Measurements
 from stoker.tuning.result import Setting, TuneResult
@@ -323,6 +329,60 @@ def test_where_workers_may_not_move_nothing_is_guessed(monkeypatch: pytest.Monke
     assert "first guess" not in str(r)
 
 
+# -------------------------------------------------------------------------------------------------------- the drawing
+
+
+POINTS = [
+    Point(0, 500.0, 480.0, 510.0, 3),
+    Point(1, 430.0, 430.0, 430.0, 1),
+    Point(2, 800.0, 780.0, 850.0, 4),
+    Point(4, 1500.0, 1400.0, 1650.0, 4),
+]
+GUESSES = [
+    Guess("4 workers a GPU", "4 x GPUs", 4, 1500.0),
+    Guess("the cores", "cores", 2, 800.0),
+    Guess("<b>", "", 2, 800.0),
+    Guess("too many", "", 99, None, "more than the limit"),
+]
+
+
+def test_the_drawing_has_each_point_with_its_range_the_knee_and_the_guesses() -> None:
+    text = svg(POINTS, 4, GUESSES)
+    picture = ElementTree.fromstring(text[: text.index("</svg>") + 6])
+    centres = [float(c.get("cy", "")) for c in picture.iter("circle")]
+    assert len(centres) == len(POINTS)
+    assert sorted(centres, reverse=True) == [centres[1], centres[0], centres[2], centres[3]]  # more is higher
+    assert [t.text for t in picture.iter("title")][-1] == "4 workers: 1,500 samples/s [1,400..1,650], windows: 4"
+    words = [t.text for t in picture.iter("text")]
+    assert [w for w in words if w in ("the knee", "A", "B", "C", "BC")] == ["A", "BC", "the knee"]
+    assert {"0", "500", "1,000", "1,500"} <= set(words)
+    assert "too many" not in text
+    assert "&lt;b&gt;: 2 workers" in text
+
+
+@pytest.mark.parametrize(
+    "points", [POINTS[:1], POINTS[1:2], [Point(1, 0.0, 0.0, 0.0, 1)], [Point(n, 1e9, 1e9, 1e9, 1) for n in range(200)]]
+)
+def test_every_curve_can_be_drawn(points: list[Point]) -> None:
+    text = svg(points, points[0].workers, [])
+    numbers = [float(x) for x in re.findall(r' (?:x|y|cx|cy)="([-0-9.]+)"', text)]
+    assert all(0 <= x <= 640 for x in numbers)
+
+
+def test_the_page_has_the_drawing_and_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = replace(guessed(monkeypatch, lambda s: 100.0 * max(0.5, min(s.num_workers, 3))), name="<script>x</script>")
+    tune_page.save(r, tmp_path / "tune.html")
+    page = (tmp_path / "tune.html").read_text()
+    assert r.drawing() in page
+    assert html.escape(r.lines["torch"]) in page
+    assert "<script>" not in page
+    assert "3 workers: 300 samples a second" in page
+    assert "<td>batch size / cores</td><td>1</td><td>100</td><td>33%</td>" in page
+    assert "was not measured: more than the limit of 16 (cores)" in page
+    assert not re.search(r"https?:|src=|href=|<link", page)
+    assert r.drawing() in r._repr_html_()
+
+
 # -------------------------------------------------------------------------------------------------------- batch size
 
 BATCHED = ("num_workers", "prefetch_factor", "batch_size")
@@ -574,11 +634,25 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("script")
 def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    line = [sys.executable, "-m", "stoker", "tune", "train.py:make", "--time-limit", "1", "--json", "t.json"]
+    line = [
+        sys.executable,
+        "-m",
+        "stoker",
+        "tune",
+        "train.py:make",
+        "--time-limit",
+        "1",
+        "--json",
+        "t.json",
+        "--html",
+        "t.html",
+    ]
     p = subprocess.run(line, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "60"})
     assert p.returncode == 0, p.stderr
     assert "<- the knee" in p.stdout
     assert "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=" in p.stdout
+    assert "batch size over cores" in p.stdout
+    assert p.stdout.strip().splitlines()[0].partition(" workers")[0] in (tmp_path / "t.html").read_text()
     assert "\033" not in p.stdout + p.stderr
     assert json.loads((tmp_path / "t.json").read_text())["best"]["batch_size"] == 4
     assert main.main(["tune", "train:dataset", "--time-limit", "1", "--json", "-", "--knobs", "num_workers"]) == 0
@@ -595,6 +669,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         (["train.py:time"], "of type module, neither a Dataset nor a DataLoader"),
         (["train.py:Cuda"], "cannot be loaded"),
         (["train.py:make", "--json", "no/where.json"], "there is no folder no"),
+        (["train.py:make", "--html", "no/where.html"], "there is no folder no"),
         (["train.py:make", "--knobs", "x"], "no knob 'x'"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, list) else "",
@@ -605,6 +680,13 @@ def test_the_command_says_what_is_wrong(args: list[str], words: str, capfd: pyte
     said = capfd.readouterr()
     assert words in said.err
     assert "Traceback" not in said.err
+
+
+@pytest.mark.usefixtures("script")
+def test_a_page_needs_the_extra(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main.main(["tune", "train.py:make", "--html", "t.html"]) == 2
+    assert "--html needs jinja2: pip install 'stoker[html]'" in capfd.readouterr().err
 
 
 @pytest.mark.slow

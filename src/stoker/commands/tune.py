@@ -16,6 +16,7 @@ from . import arguments
 @arguments.command("tune")
 @arguments.target
 @arguments.json_file
+@click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The result as a page (stoker[html]).")
 @click.option(
     "--knobs",
     default=",".join(KNOBS),
@@ -30,7 +31,9 @@ from . import arguments
     metavar="N",
     help=f"Samples in a batch.  [default: the loader's; {BATCH_SIZE} for a dataset]",
 )
-def command(target: str, json_path: Path | None, knobs: str, time_limit: float, batch_size: int | None) -> int:
+def command(
+    target: str, json_path: Path | None, html_path: Path | None, knobs: str, time_limit: float, batch_size: int | None
+) -> int:
     """Find a data loader's best settings by measuring.
 
     TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name. A script is
@@ -41,13 +44,19 @@ def command(target: str, json_path: Path | None, knobs: str, time_limit: float, 
       stoker tune train.py:make_loader
       stoker tune mypackage.data:train_set --batch-size 64
       stoker tune train.py:loader --knobs num_workers,prefetch_factor --time-limit 5 --json tune.json
+      stoker tune train.py:make_loader --html tune.html
     """
+    from ..diagnosis.report import html, tune_page
     from ..loader.variant import find
     from ..tuning.api import tune  # imports torch
 
+    if html_path is not None:
+        html.check(html_path)
     names = [name.strip() for name in knobs.split(",") if name.strip()]
     loader = find(target)
     with Progress(target, time_limit) as progress:
         result = tune(loader, knobs=names, budget_s=time_limit, batch_size=batch_size, name=target, progress=progress)
+    if html_path is not None:
+        tune_page.save(result, html_path)
     output.give(result.as_dict(), json_path, result.show)
     return 0

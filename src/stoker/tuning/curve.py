@@ -11,11 +11,11 @@ from ..core.terminal import counted, rate
 from .guesses import Guess
 
 WIDTH, HEIGHT = 640, 300  # of the drawing
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 44  # its margins
+LEFT, RIGHT, TOP, BOTTOM = 80, 16, 44, 44  # its margins
 MEASURED, KNEE, GUESS = "#2563eb", "#15803d", "#d97706"
 APART = 22  # labels of the axis are at least so far from each other
-LINES = 4  # across the drawing, with a number of samples/s each
-LETTERS = "ABCDEFGH"  # that stand for the guesses
+LINES = 4  # across the drawing, at most, with a round number of samples/s each
+LETTERS, LETTERS_AT = "ABCDEFGH", 14  # that stand for the guesses, above the label of the knee
 
 Place: TypeAlias = Callable[[float], float]  # of a number along an axis
 
@@ -55,7 +55,7 @@ def svg(points: Sequence[Point], knee: int, guesses: Sequence[Guess]) -> str:
     def y(samples: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * samples / top
 
-    out = [*_axes([p.workers for p in points], top, x, y), *_guess_marks(drawn, x, y)]
+    out = [*_axes([p.workers for p in points], top, x, y), *_guess_marks(drawn, x)]
     path = " ".join(f"{x(p.workers):.1f},{y(p.rate):.1f}" for p in points if p.workers)
     out.append(f'<polyline points="{path}" fill="none" stroke="{MEASURED}" stroke-width="1.5"/>')
     for p in points:
@@ -79,12 +79,12 @@ def svg(points: Sequence[Point], knee: int, guesses: Sequence[Guess]) -> str:
 
 def _axes(workers: list[int], top: float, x: Place, y: Place) -> list[str]:
     """Lines across with their samples/s, and the numbers of workers that have room below."""
-    out = [_label(LEFT - 8, 14, "samples/s", anchor="end"), _label(WIDTH / 2, HEIGHT - 8, "workers")]
-    for k in range(LINES + 1):
-        samples = top * k / LINES
-        at, opacity = y(samples), 0.2 if k else 0.6
+    out = [_label(LEFT - 8, LETTERS_AT, "samples/s", anchor="end"), _label(WIDTH / 2, HEIGHT - 8, "workers")]
+    step = _round_step(top / LINES)
+    for k in range(math.floor(top / step) + 1):
+        at, opacity = y(k * step), 0.2 if k else 0.6
         out.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="currentColor" opacity="{opacity}"/>')
-        out.append(_label(LEFT - 8, at + 4, rate(samples), anchor="end"))
+        out.append(_label(LEFT - 8, at + 4, rate(k * step), anchor="end"))
     last = -math.inf
     for n in workers:
         if x(n) - last >= APART:
@@ -93,18 +93,22 @@ def _axes(workers: list[int], top: float, x: Place, y: Place) -> list[str]:
     return out
 
 
-def _guess_marks(drawn: Sequence[Guess], x: Place, y: Place) -> list[str]:
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2 and 5, times a power of ten, that is no smaller than ``least``."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
+
+
+def _guess_marks(drawn: Sequence[Guess], x: Place) -> list[str]:
     """A broken line for each number of workers that was guessed, with the letters of its rules on top."""
     letters: dict[int, str] = {}
     for letter, g in zip(LETTERS, drawn, strict=False):
         letters[g.workers] = letters.get(g.workers, "") + letter
     out = []
     for n, which in letters.items():
-        at = f"{x(n):.1f}"
-        out.append(
-            f'<path d="M{at} {TOP}V{HEIGHT - BOTTOM}" stroke="{GUESS}" stroke-dasharray="4 3" opacity="0.8"/>'
-            + _label(x(n), TOP - 6, which, GUESS)
-        )
+        line = f"M{x(n):.1f} {LETTERS_AT + 4}V{HEIGHT - BOTTOM}"
+        out.append(f'<path d="{line}" stroke="{GUESS}" stroke-dasharray="4 3" opacity="0.8"/>')
+        out.append(_label(x(n), LETTERS_AT, which, GUESS))
     return out
 
 

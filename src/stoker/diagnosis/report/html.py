@@ -1,7 +1,7 @@
 """The report as a self-contained HTML page: ``stoker run --html FILE``.
 
-``page.html`` is the template and includes ``page.css``. Jinja escapes everything that comes from a script (paths, names
-of transforms, messages). ``plots`` says what is drawn.
+``page.html`` is the template, ``page.css`` goes into it, and ``macros.html`` has the tables and bars. Jinja escapes all
+that comes from a script (paths, names of transforms, messages). ``plots`` says what is drawn.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def render(report: RunReport) -> str:
     applied = report.applied
     loaders = sorted(report.loaders, key=lambda loader: -loader.busy_s)
     saved = {(s.cause, s.loader): s for s in report.money.savings} if report.money else {}
-    page: str = _template().render(
+    page: str = template("page.html").render(
         report=report,
         command=" ".join(report.command),
         headline=headline(report),
@@ -73,14 +73,15 @@ def render(report: RunReport) -> str:
     return page.lstrip() + "\n"
 
 
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A template of this folder, with the filters that pages need."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(bytes=human_bytes, shown=_shown, totals=_totals, loop=plots.loop, epochs=plots.epochs)
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 def headline(report: RunReport) -> str:
