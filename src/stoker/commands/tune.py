@@ -56,7 +56,7 @@ def command(
     loader = find(target)
     with Progress(target, time_limit) as progress:
         result = tune(loader, knobs=names, budget_s=time_limit, batch_size=batch_size, name=target, progress=progress)
+    output.give(result.as_dict(), json_path, result.show)
     if html_path is not None:
         tune_page.save(result, html_path)
-    output.give(result.as_dict(), json_path, result.show)
     return 0

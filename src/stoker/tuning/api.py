@@ -38,7 +38,7 @@ def tune(
         progress: called with a line of text for each measurement.
 
     Returns:
-        The recommended setting and the measurements behind it; a notebook shows it as text.
+        The setting, and all that led to it; a notebook shows it as a drawing and as text.
 
     Raises:
         UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, a batch takes longer than the

@@ -183,9 +183,8 @@ class TunerSearch:
             return s
         counts, measured = self.counts(s.batch_size), self.measured
         best, flat, n = s, 0, min(2 * s.num_workers, counts[-1])
-        while (
-            s.num_workers < n <= counts[-1] and flat < 2 and not measured.is_over()
-        ):  # one step may be too small for its noise
+        # Two steps without a gain end it: one may be too small for its noise.
+        while s.num_workers < n <= counts[-1] and flat < 2 and not measured.is_over():
             more = replace(s, num_workers=n)
             faster = measured.rate(more) > GAIN * measured.rate(best)
             best, flat = (more, 0) if faster else (best, flat + 1)
@@ -257,7 +256,7 @@ class TunerSearch:
             self.reasons["batch_size"] = self._why_batch_size(best)
         rates, rate = self.measured.rates, self.measured.rate
         if "num_workers" in self.knobs and not best.num_workers:
-            other = max((k for k in rates if k.num_workers), key=rate)
+            other = max((k for k in rates if k.num_workers and k.batch_size == best.batch_size), key=rate)
             alone, with_workers = terminal.rate(rate(best)), terminal.rate(rate(other))
             self.reasons["num_workers"] = f"0: one process alone makes {alone} samples/s, {other.words} {with_workers}"
             return
@@ -323,19 +322,22 @@ class TunerSearch:
         return tuple(self._measured_guess(g, found) for g in guesses(inputs))
 
     def _measured_guess(self, g: Guess, found: Setting) -> Guess:
-        """A guess with its samples/s: of the curve, else of a window of its own, where a limit and the time permit."""
+        """A guess with its samples/s: of the curve, else of a window of its own, if limits and time allow one."""
         known = {p.workers: p.rate for p in self._curve(found)}
         if g.workers in known:
             return g._replace(rate=known[g.workers])
         tightest = self.limits_for(found.batch_size)[0]
         if g.workers > tightest.most:
             return g._replace(why=f"more than the limit of {tightest.most:,} ({tightest.name})")
+        why = "no time was left"
         try:
             if self.measured.has_time_for_one():
                 return g._replace(rate=self.measured.measure(replace(found, num_workers=g.workers)))
-        except (BadSample, TooSlow):
-            pass  # the search has found samples that can be loaded, and the guesses end here
-        return g._replace(why="no time was left")
+        except TooSlow:
+            pass
+        except BadSample:
+            why = "a sample could not be loaded"
+        return g._replace(why=why)
 
     def _pins(self) -> bool:
         choice = decide()
