@@ -864,3 +864,24 @@ def test_tensors_in_what_is_pickled_come_back_as_they_were() -> None:
     assert again.other is again.tensors[0]
     again.tensors[0].zero_()
     assert x[5] == 5, "a copy"
+
+
+@pytest.mark.parametrize("flips", [[1, 0], [0, 1], [0, 0, 1]])
+def test_a_rare_draw_from_system_entropy_is_no_stale_sample(flips: list[int]) -> None:
+    """One sample in fifty is flipped: the served one or the script's own, when they are compared."""
+    staged = stoker.Staged(Flipped(), cache="ram")
+    list(staged)
+    made = iter([*flips, *[0] * 100])
+    serve = lambda: staged.dataset[3] + next(made)  # noqa: E731
+    assert staged._filler.compare_whole(3, serve)
+    assert staged.usable
+    with pytest.warns(UserWarning, match="Cache discarded"):
+        assert not staged._filler.compare_whole(3, lambda: staged.dataset[3] + 1)
+
+
+class Flipped(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((4,), float(i)).exp()

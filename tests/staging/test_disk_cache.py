@@ -585,7 +585,7 @@ class Data:
 
     def __init__(self):
         self.name, self.lock, self.path, self.me = "torch", threading.Lock(), Path("a"), self
-        self.names = {{7, 1, 1 << 70, -2}}, frozenset("x")  # of several texts the order would be the process' own
+        self.names = {{"b", "a", "c", "d"}}, frozenset("xyz")
 
     def __getitem__(self, i):
         return torch.full((SIZE,), self.make(i))

@@ -37,6 +37,8 @@ def key_of(
         "libraries": _versions({"torch", "numpy"} | inputs.packages),
         "native modules": _native_modules(inputs.packages),
         "machine": _machine(),
+        # Hashes differ between processes, unless PYTHONHASHSEED is set, and so does the order of a set of strings.
+        "hashes": str(hash("seed")) if inputs.depends_on_hashes else "",
         "extra": extra,
     }
 

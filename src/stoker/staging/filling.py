@@ -37,6 +37,7 @@ from .vetting import Vetting
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be fresh memory, with a page fault per page
 # caching ends if more than one in eight samples, plus four by chance, have no deterministic part
 ONE_IN, BY_CHANCE = 8, 4
+RUNS_OF_RARE = 8  # more runs of a sample that differs from what was served
 
 
 MadePart = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds to make it
@@ -302,14 +303,28 @@ class Filler:
             before.restore()
             own = copy_of(self._dataset[index])
             is_same = equal_bits(served, own) and self.random_states().in_order() == after
-            if not is_same:  # its random part may draw from system entropy
-                before.restore()
-                is_same = not equal_bits(copy_of(self._dataset[index]), own)
+            if not is_same:
+                is_same = self._varies(index, serve, before, served, own)
         before.restore()
         self._comparison.spent(time.monotonic() - began)
         if not is_same:
             self._differs(index)
         return is_same
+
+    def _varies(
+        self, index: Index, serve: Callable[[], Sample], before: RandomState, served: Sample, own: Sample
+    ) -> bool:
+        """Whether the random part draws from system entropy, perhaps for few samples only: one of several more runs
+        gives what the other way gave, or what the script's dataset makes differs from run to run."""
+        all_served, all_own = [served], [own]
+        for _ in range(RUNS_OF_RARE):
+            before.restore()
+            all_served.append(copy_of(serve()))
+            before.restore()
+            all_own.append(copy_of(self._dataset[index]))
+        if any(not equal_bits(made, own) for made in all_own):
+            return True
+        return any(equal_bits(a, b) for a in all_served for b in all_own)
 
     def _differs(self, index: Index) -> None:
         self._disable(f"sample {index} {STALE}: its code or data changed unseen", stale=True)

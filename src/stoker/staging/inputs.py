@@ -147,7 +147,7 @@ class Inputs(ValueDigests):
         # names in code that reads files by descriptor: ``os.pread(self.fd, 8)``
         self._beside_descriptors: set[str] = set()
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a user module
-        self._depends_on_hashes = False  # calls hash(), or may iterate over a set of strings
+        self.depends_on_hashes = False  # calls hash(), or may iterate over a set of strings
         self._visit(dataset, DATASET, DEPTH)
         if self._depends_on_gradients:
             asked = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -177,8 +177,6 @@ class Inputs(ValueDigests):
         for path, entry in sorted(self.entries.items()):
             if not _lies_in(path, opened):
                 (code if path in self._of_code else held).write(repr((path, entry.digest)).encode())
-        if self._depends_on_hashes:  # which differ between processes, unless PYTHONHASHSEED is set
-            held.write(repr(hash("seed")).encode())
         return held.hash.hexdigest(), code.hash.hexdigest()
 
     # -- the tree of paths
@@ -358,7 +356,7 @@ class Inputs(ValueDigests):
             value = scope.get(name, vars(builtins).get(name, scope))
             if value is not scope and name not in self._ignored:
                 self._visit_global(value, path, mentioned, depth)
-        self._depends_on_hashes |= uses_hashes(original(code))
+        self.depends_on_hashes |= uses_hashes(original(code))
         attributes = attributes_read(original(code))
         self._depends_on_gradients |= ("torch", "is_grad_enabled") in attributes
         if not DESCRIPTORS.isdisjoint(attributes):
@@ -573,7 +571,7 @@ class _FlatAcrossRuns(_Flat):
     def persistent_id(self, x: Held) -> object:
         if type(x) not in (set, frozenset):
             return None
-        self._inputs._depends_on_hashes |= any(type(item) is not int for item in x) and len(x) > 1
+        self._inputs.depends_on_hashes |= any(type(item) is not int for item in x) and len(x) > 1
         return type(x).__name__, sorted(self._inputs._flat(item, plain=self._plain, path=self._path) for item in x)
 
 
