@@ -870,7 +870,7 @@ def test_tensors_in_what_is_pickled_come_back_as_they_were() -> None:
 def test_a_rare_draw_from_system_entropy_is_no_stale_sample(flips: list[int]) -> None:
     """One sample in fifty is flipped: the served one or the script's own, when they are compared."""
     staged = stoker.Staged(Flipped(), cache="ram")
-    list(staged)
+    assert len([staged[i] for i in range(40)]) == 40
     made = iter([*flips, *[0] * 100])
     serve = lambda: staged.dataset[3] + next(made)  # noqa: E731
     assert staged._filler.compare_whole(3, serve)
