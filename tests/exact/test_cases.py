@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import queue
 import random
 import re
 import warnings
@@ -24,7 +25,8 @@ import stoker
 from stoker.core.compare import equal_bits
 from stoker.staging import change_watch
 from stoker.staging.inputs import Inputs
-from tests.exact.cases import CASES, Case, N
+from stoker.staging.trial import find_plan
+from tests.exact.cases import CASES, Case, N, slow
 
 EPOCHS = 4
 NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in the way
@@ -161,3 +163,33 @@ def test_served_samples_are_made_again_and_a_difference_ends_the_cache(monkeypat
         second = torch.cat(list(loader))
     assert not staged.usable
     assert torch.equal(second, first + 1)
+
+
+class _Turns(Case):
+    """Each sample is turned by what an iterator, a queue or native code gives next."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.angles = itertools.cycle([0, 1, 2, 3])
+        self.queue: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.queue.put(0)
+        if kind != "iterator":
+            del self.angles
+        if kind != "queue":
+            del self.queue
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.from_numpy(slow(i, 4))
+        if self.kind == "iterator":
+            return x + next(self.angles)
+        if self.kind == "queue":
+            turn = self.queue.get()
+            self.queue.put(turn + 1)
+            return x + turn
+        return x
+
+
+@pytest.mark.parametrize("kind", ["iterator", "queue", "none"])
+def test_samples_that_take_turns_are_made_once_each(kind: str) -> None:
+    """Threads would make some twice, and so would the net: the next one would get another turn."""
+    assert find_plan(_Turns(kind)).is_stateless == (kind == "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -235,6 +236,17 @@ def test_what_a_dataset_shares_between_samples_is_found(tmp_path: Path) -> None:
         assert "is an open FileIO" in reads(seeks).why_not
         with pytest.warns(StokerWarning, match="read_threads=8 has no effect: a sample that is loaded beside others"):
             assert reads(seeks, threads=8).why_not == OTHER
+    angles = itertools.cycle(range(4))
+
+    class Turns:
+        def __init__(self) -> None:
+            self.angles = angles
+
+        def __call__(self, i: int) -> int:
+            time.sleep(0.01)
+            return next(self.angles)
+
+    assert reads(Turns()).why_not == "dataset.angles is a cycle, which threads would share"
     changes = "dataset.notes was a dict of 4 and is a dict of 12"
     assert reads(notes_all).why_not == f"loading samples changes the dataset: {changes}"
 

@@ -18,7 +18,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from .object_tree import WIDTH, attributes, is_filesystem, is_table, parts
+from .object_tree import WIDTH, attributes, is_filesystem, is_table, parts, walk
 
 MAX_OBJECTS = 20_000  # searched at most, breadth first
 RECHECKS = 3  # of open descriptors: a file that is only read in passing is closed by then
@@ -53,6 +53,19 @@ def held(obj: object, path: str = "dataset") -> str:
         if not inner and _refuses_pickle(x):
             return f"{at} is a {type(x).__module__}.{type(x).__qualname__}"
         todo += [(at + name, value) for name, value in inner if type(value) not in PLAIN]
+    return ""
+
+
+def iterator_in(obj: object) -> str:
+    """Path and type of the first iterator inside, whose position each sample may move; "" if there is none.
+
+    Example:
+        >>> iterator_in({"angles": iter([0, 90])})
+        "dataset['angles'] is a list_iterator"
+    """
+    for at, x in walk(obj):
+        if hasattr(type(x), "__next__"):
+            return f"{at} is a {type(x).__name__}"
     return ""
 
 

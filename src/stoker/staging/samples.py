@@ -96,6 +96,7 @@ class TrialSamples:
         self.opens: list[str] = []  # paths among these of files, databases, and objects with unreadable state
         self.settled: PartsByPath = {}  # data of the dataset that loading the first sample changes
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset caches what it loaded
+        self.varies = False  # a part without draws gave other bits on a repeat: something unseen keeps a state
         self.draws = False  # loading a sample advanced a generator
         self.sample_s = float("inf")  # seconds per sample, the minimum
         self.collate_s = float("inf")  # collate time per sample; infinite if unknown

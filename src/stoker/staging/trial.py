@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
+from ..core.handles import iterator_in
 from ..core.types import Batch, Index, MapDataset, Sample
 from .callee import Compiled
 from .collated import SIZE, collate_samples
@@ -122,7 +123,9 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     known = set(sys.modules)
     found = _found(samples, time.monotonic() + limit_s, changing)
     may_write = not samples.loaded or bool(samples.changes or samples.may_write)
-    is_stateless = not (may_write or samples.made or samples.draws_once)
+    is_stateless = not (may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
+    # What native objects keep is seen in what they pickle to.
+    is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(Inputs(dataset)))
     is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
     nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
     return found._replace(

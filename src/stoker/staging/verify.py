@@ -164,6 +164,7 @@ class _Verification:
         samples.seed_anew()
         again = first_state[0] if first_state else self.code.run(lambda: self._head(i))
         if not equal_bits(kept.read(), stored_copy(again)):
+            samples.varies = True
             raise CacheError("what comes before the cut gives other bits on a repeat")
         self.holds_objects |= hold_one_object(state, again)
         if not plan.exact and (share_memory(state, again) or self._is_kept_by_dataset(i)):

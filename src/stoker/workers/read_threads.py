@@ -27,7 +27,7 @@ from ..core import processes
 from ..core.compare import equal_bits
 from ..core.errors import UsageError
 from ..core.fingerprint import Fingerprint
-from ..core.handles import held
+from ..core.handles import held, iterator_in
 from ..core.options import AutoWorkers
 from ..core.random_state import RandomState
 from ..core.types import Index, LoaderLike, Sample
@@ -153,9 +153,9 @@ class ReadThreads:
         if self._usual_s < LEAST_S or work_s > BUSY * self._usual_s:
             self._pause()
             return made
-        handle = next(filter(None, map(held, self._objects)), "")
-        if handle:
-            self._end(f"{handle}, which threads would share")
+        shared = next(filter(None, (find(x) for x in self._objects for find in (held, iterator_in))), "")
+        if shared:
+            self._end(f"{shared}, which threads would share")
             return made
         return made | self._try(indices, made, int(min(MOST, self._usual_s / max(work_s, self._usual_s / MOST))))
 
