@@ -246,7 +246,11 @@ def test_what_a_dataset_shares_between_samples_is_found(tmp_path: Path) -> None:
             time.sleep(0.01)
             return next(self.angles)
 
-    assert reads(Turns()).why_not == "dataset.angles is a cycle, which threads would share"
+    turns = Turns()
+    found = ReadThreads(turns, [turns])
+    made = found(list(range(12)))
+    assert made == {i: i % 4 for i in range(len(made))}
+    assert found.why_not == "dataset.angles is a cycle, which threads would share"
     changes = "dataset.notes was a dict of 4 and is a dict of 12"
     assert reads(notes_all).why_not == f"loading samples changes the dataset: {changes}"
 
