@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import locale
+import os
 import platform
 import re
 import sys
@@ -66,13 +68,19 @@ def _native_modules(packages: Collection[str]) -> str:
 
 
 def _machine() -> str:
-    """What rounding may depend on: the instructions of the processor, and how many threads share a sum."""
+    """Digest of what native code may depend on: the processor's instructions, how many threads share a sum, torch's
+    settings, and variables of the environment that libraries read themselves."""
     flags = ""
     with contextlib.suppress(OSError, StopIteration):
         text = Path("/proc/cpuinfo").read_text()
         flags = next(line for line in text.splitlines() if line.startswith(("flags", "Features")))
-    found = platform.machine(), flags, torch.get_num_threads()
+    settings = torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled, torch.get_num_threads()
+    variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(READ_BY_LIBRARIES))
+    found = platform.machine(), flags, settings, variables, locale.setlocale(locale.LC_ALL)
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+
+
+READ_BY_LIBRARIES = ("TZ", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH_", "LD_")
 
 
 def name_of(dataset: object) -> str:
