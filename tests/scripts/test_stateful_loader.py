@@ -50,7 +50,7 @@ def test_workers_that_stay_are_served_from_the_cache(
             data.paths[5].write_text("yyy")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with apply.cache_alone(torch.utils.data.dataloader, {}, loader):
+            with apply.cache_alone({}, loader):
                 it = iter(loader)
         batches.append(torch.cat(list(it)))
         if epoch == 0:
@@ -74,6 +74,6 @@ def test_workers_that_ran_before_the_trial_ended_stay_as_they_are(
         path.write_text("xxx")
     loader = torchdata.StatefulDataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)
     list(loader)
-    with apply.cache_alone(torch.utils.data.dataloader, {}, loader):
+    with apply.cache_alone({}, loader):
         list(loader)
     assert not apply._datasets
