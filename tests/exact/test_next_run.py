@@ -20,7 +20,7 @@ RUN = """
 import sys, warnings, torch, stoker
 from stoker.staging import change_watch, open_store
 change_watch.COMPARED = 0
-open_store._compare_one = lambda *_: None
+open_store.differing_sample = lambda *_: (None, False)
 sys.dont_write_bytecode = True
 import data
 warnings.simplefilter("ignore")

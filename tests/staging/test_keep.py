@@ -214,9 +214,9 @@ def test_those_that_were_used_longest_ago_make_room(folder: Path, base: Path) ->
         staged._begin()
         until(lambda k=k: samples_in(base) == N * (k + 1))  # type: ignore[misc]
     taken = [cache.nbytes for cache in listed(base)]
-    assert keep._make_room(base, "Rows", {"another": 1}, taken[0], sum(taken) + taken[0] - 1)
+    assert keep._make_space(base, "Rows", {"another": 1}, taken[0], sum(taken) + taken[0] - 1)
     assert len(listed(base)) == 2
-    assert not keep._make_room(base, "Rows", {"another": 1}, 1 << 40, sum(taken))
+    assert not keep._make_space(base, "Rows", {"another": 1}, 1 << 40, sum(taken))
     assert len(listed(base)) == 2
 
 
@@ -338,3 +338,25 @@ def test_an_extension_module_that_was_built_again_is_another(tmp_path: Path, mon
     assert cache_key._native_modules({"natives"}) == before
     os.utime(file)
     assert cache_key._native_modules({"natives"}) != before
+
+
+def test_a_stale_cache_is_shut_before_its_folder_is_removed(
+    folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a writer that starts in between would copy stale samples to a new folder."""
+    staged, _ = run(Rows(folder), base)
+    epoch(staged)
+    usable: list[bool] = []
+    monkeypatch.setattr(keep.KeptSamples, "discard", lambda self: usable.append(staged.usable))
+    with pytest.warns(UserWarning, match="Cache discarded"):
+        staged._disable(f"sample 3 {STALE}", stale=True)
+    assert usable == [False]
+
+
+def test_keeping_goes_with_apply(tmp_path: Path) -> None:
+    for words in (["--keep", "disk"], ["--apply", "--keep", "much"]):
+        p = subprocess.run(
+            [sys.executable, "-m", "stoker", "run", *words, "train.py"], cwd=tmp_path, text=True, capture_output=True
+        )
+        assert p.returncode == 2
+        assert "--keep" in p.stderr

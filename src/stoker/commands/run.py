@@ -324,6 +324,8 @@ def run(options: Options) -> int:
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
     if options.workers_on:
         _check_workers_on(options)
+    if options.keep != "no" and not options.apply:
+        raise UsageError("--keep keeps the cache that --apply fills: it goes with --apply")
     if options.debug and options.apply:
         raise UsageError("--debug loads everything in one process: it does not go with --apply")
     output.check(options.json_path)

@@ -318,7 +318,7 @@ class Staged(Dataset[Sample]):
         self._discards.add(changes)
         if self._kept is not None:
             self._kept.end()
-            self._kept = None  # it is a cache of the dataset as it was
+            self._kept = None  # it belongs to the dataset as it was
         if self._store is not None and self._store.medium.kind == "RAM" and self.account.ranks == 1:
             self._store.shut("the dataset changed")  # workers of another epoch may still use it
         reason, consequence = shortly(changes) or "its length changed", ""
@@ -335,8 +335,18 @@ class Staged(Dataset[Sample]):
         warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
 
     def keep_between_runs(self, base: Path, most: int) -> int:
-        """Reads what earlier runs left in a folder of at most ``most`` bytes, and leaves there what this one makes.
-        Returns how many samples were found. Raises UsageError: what the samples depend on has no key."""
+        """Reads samples of earlier runs from the folder ``base``, and leaves this run's samples there.
+
+        Args:
+            base: the folder of all caches.
+            most: bytes that all caches in it may take.
+
+        Returns:
+            The number of samples found.
+
+        Raises:
+            UsageError: the inputs have no key.
+        """
         kept = KeptSamples(base, name_of(self.dataset), self._key(), self._samples, most)
         if kept.is_right(self._prepare):
             self._kept = self._filler.elsewhere = kept
@@ -365,12 +375,12 @@ class Staged(Dataset[Sample]):
     def _disable(self, reason: str, stale: bool = False) -> None:
         """Ends the cache in all processes. ``stale``: samples served so far may have been wrong."""
         first, last = self._first_epoch + 1, self._epoch
-        if stale and self._kept is not None:
-            self._kept.discard()
         if stale and last > first:
             reason += f"; epochs {first} to {last} may have had stale samples"
         if self._store is not None and self._store.shut(reason):
             warn_user(f"Cache discarded: {reason}.")
+        if stale and self._kept is not None:
+            self._kept.discard()
         if stale and os.environ.get(ON_MISMATCH) == "stop":
             raise StaleCacheError(reason)
 

@@ -23,7 +23,6 @@ import functools
 import hashlib
 import os
 import pickle
-import re
 import sys
 import types
 import weakref
@@ -35,6 +34,7 @@ import torch
 
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN, VALUES, is_filesystem
+from .compared_inputs import DATASET, IMPORTED, ComparedInputs, lies_in
 from .library_objects import (
     BOUND,
     CONTAINERS,
@@ -59,9 +59,8 @@ from .users_code import (
     token_of_code,
     uses_hashes,
 )
-from .value_digests import Entry, ValueDigests, readable
+from .value_digests import Entry, readable
 
-DATASET = "dataset[0]"  # path of the dataset; those of global variables begin with dataset[1]
 WIDTH = 200  # items of a container that get entries of their own, unless they are plain
 DEPTH = 40  # nesting depth of objects
 SKIPPED_MEMBERS = frozenset(
@@ -83,7 +82,6 @@ SKIPPED_MEMBERS = frozenset(
         "__slotnames__",
     }
 )
-IMPORTED = "imported"
 DESCRIPTORS = {("os", name) for name in ("read", "pread", "preadv", "readv", "fdopen", "fstat", "lseek")}
 CODE = (types.FunctionType, type)
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -104,7 +102,7 @@ class _Sink:
         self.write = self.hash.update
 
 
-class Inputs(ValueDigests):
+class Inputs(ComparedInputs):
     """What making a sample may currently read.
 
     Attributes:
@@ -135,7 +133,6 @@ class Inputs(ValueDigests):
         memory that processes share counts; ``ignored``: names of attributes and globals to ignore; ``across_runs``:
         prepare for ``keys``, which takes longer."""
         super().__init__(shared, across_runs)
-        self.entries: dict[str, Entry] = {}
         self.functions: dict[int, types.FunctionType] = {}
         self._names = names
         self._skip = skip
@@ -175,7 +172,7 @@ class Inputs(ValueDigests):
         """Digests of the data and of the code, without anything below the paths in ``opened``."""
         held, code = _Sink(), _Sink()
         for path, entry in sorted(self.entries.items()):
-            if not _lies_in(path, opened):
+            if not lies_in(path, opened):
                 (code if path in self._of_code else held).write(repr((path, entry.digest)).encode())
         return held.hash.hexdigest(), code.hash.hexdigest()
 
@@ -470,50 +467,10 @@ class Inputs(ValueDigests):
     def _add_opaque(self, path: str, x: object, why: str = "") -> None:
         self.entries[path] = self._opaque_entry(path, x, why)
 
-    # -- comparing
-
     def let_go(self, root: object) -> Inputs:
         """Drops the reference to the root object. Returns self."""
         self._seen.pop(id(root), None)
         return self
-
-    def changes(self, later: Inputs, opened: dict[str, Entry] | None = None) -> list[str]:
-        """Describes the differences from later inputs of the same object. ``opened``: what loading samples creates on
-        first use, by path; it may exist or not."""
-        opened = opened or {}
-        out: list[str] = []
-        for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith(DATASET)):
-            old, new = self.entries.get(path), later.entries.get(path)
-            if old is not None and new is not None and old.digest == new.digest:
-                continue
-            if new is not None and new.digest == IMPORTED:  # what it holds has entries of its own
-                continue
-            if _is_opened(path, old, new, opened) or (out and path.startswith("class ")):
-                continue
-            if old is None and "." in path:  # an attribute that was defined in the class
-                old = _of_class(path.rpartition(".")[2], self.entries)
-            if old is None or new is None:
-                out.append(f"{path} is {new.text}" if new is not None else f"{path} is no more")
-            elif old.text != new.text:
-                out.append(f"{path} was {old.text} and is {new.text}")
-            else:
-                out.append(path)
-        return out
-
-    def why_incomplete(self, opened: dict[str, Entry]) -> str:
-        """Names the first object without a complete digest that loading samples did not create; "" if none."""
-        return next((why for path, why in self.opaque.items() if not _lies_in(path, opened)), "")
-
-    def opened(self, later: Inputs) -> dict[str, Entry]:
-        """What differs in later inputs, after a sample was loaded: the later entries by path. Loading other samples
-        creates the same in other items of the same container."""
-        absent = Entry("not set", None)
-        made = {
-            path: later.entries.get(path, absent)
-            for path in {**self.entries, **later.entries}
-            if self.entries.get(path, absent).digest != later.entries.get(path, absent).digest
-        }
-        return {_of_any_item(path): entry for path, entry in made.items()} | made
 
 
 class _Flat(pickle.Pickler):
@@ -577,30 +534,6 @@ class _FlatAcrossRuns(_Flat):
 
 def _mark(*_: object) -> None:
     """Represents an object that is not a plain value in a digest."""
-
-
-def _of_class(name: str, entries: dict[str, Entry]) -> Entry | None:
-    return next((entry for path, entry in entries.items() if path.endswith(f".{name}']")), None)
-
-
-def _is_opened(path: str, old: Entry | None, new: Entry | None, opened: dict[str, Entry]) -> bool:
-    """Whether loading samples explains a difference: an object created on first use, present or not; or data created by
-    it, present or not, but never with other content."""
-    known = opened.get(path) or opened.get(_of_any_item(path))
-    if known is not None:
-        return all(x is None or x.text == "None" or x.digest == known.digest or x.is_opaque for x in (old, new))
-    return False
-
-
-def _of_any_item(path: str) -> str:
-    """Generalizes an attribute's path to all items of the dataset's containers."""
-    return DATASET + re.sub(r"\[[^]]*]", "[]", path.removeprefix(DATASET)) if path.startswith(DATASET) else path
-
-
-def _lies_in(path: str, paths: Collection[str]) -> bool:
-    """Whether a path lies below one of ``paths``."""
-    places = f"{path}.", f"{_of_any_item(path)}."
-    return any(place.startswith((f"{p}.", f"{p}[")) for p in paths for place in places)
 
 
 # -- what things are

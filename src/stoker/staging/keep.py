@@ -2,13 +2,13 @@
 
 ::
 
-    run 1    each epoch fills the cache in memory, as ever. When the next epoch begins and the inputs are unchanged, or
-             the script ends so, another process, of lowest priority, copies the samples to disk
-    run 2    what is missing in memory is read from disk before it is made
+    run 1    Each epoch fills the cache in memory. When the next epoch begins, or the script ends, and the inputs are
+             unchanged, a writer process with the lowest priority copies the samples to disk.
+    run 2    A sample that is missing in memory is read from disk. Only if it is missing there too is it made.
 
-The folder's name has the key of what the samples depend on (``cache_key``). A sample is written only after its inputs
-were compared once more, since a script may change its dataset in the middle of an epoch. Nothing is unpickled, each
-sample has a checksum (``store.folder``), and a sample that turns out to be stale removes the folder.
+The key of the inputs (``cache_key``) is part of the folder's name. A script may change its dataset in mid-epoch, so the
+inputs are compared again before the epoch's samples are written. Nothing is unpickled, and each sample has a checksum
+(``store.folder``). A stale sample removes the folder.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.compare import equal_bits
-from ..core.errors import UsageError
 from ..core.options import parse_bytes
 from ..core.types import JsonObject, Sample
-from .isolate import run_isolated
-from .store.decode import layout, stored_copy
+from .open_store import differing_sample
 from .store.encode import CacheError, pickled
 from .store.folder import Folder, discard, open_for, paths_for
 from .store.manage import listed
@@ -38,11 +35,11 @@ from .store.memory import MemoryTables
 from .store.store import Gone, Store
 from .store.tables import Samples
 
-KEEP = "STOKER_KEEP"  # of the environment: a size, or "" for nothing
-DISK_SHARE = 0.1  # of the free disk and of what caches take, at most, for all of them
-AT_ONCE = 32 << 20  # bytes that are written before they are brought to the disk
-MOST_AT_ONCE = 4096  # samples
-START_S = 10.0
+KEEP = "STOKER_KEEP"  # environment variable: "disk", a size, or "no" or "" to keep nothing
+DISK_SHARE = 0.1  # of the free disk plus the bytes of all caches: the most that they may take together
+SYNC_BYTES = 32 << 20  # written between two calls of fdatasync(2): bounds the dirty pages
+SYNC_SAMPLES = 4096  # likewise
+START_S = 10.0  # time limit for starting the writer, in seconds
 WRITER = """
 import json, os, sys
 os.nice(19)
@@ -51,12 +48,13 @@ sys.path[:] = task.pop("path")
 from stoker.staging.keep import write
 write(**task)
 """
-GROWN = 0.02  # more samples than were written before: less is not worth a process
-FEWEST = 16
+GROWN = 0.02  # share of new samples that is worth another writer
+FEWEST = 16  # samples that are worth a writer
 
 
 def quota(folder: Path) -> int:
-    """Bytes that all caches in a folder may take together; 0: nothing is kept. Raises UsageError: not a size."""
+    """Returns the bytes that all caches in a folder may take together; 0 to keep none. Raises UsageError if ``--keep``
+    is not a size, OSError if the disk cannot be asked."""
     asked = os.environ.get(KEEP, "")
     if not asked or asked == "no":
         return 0
@@ -69,15 +67,22 @@ def quota(folder: Path) -> int:
 
 
 class KeptSamples:
-    """The samples of one cache that earlier runs left on disk, and those that this run adds."""
+    """Samples of one cache on disk: those of earlier runs, and those that this run adds.
+
+    Args:
+        base: the folder of all caches.
+        name, key: of this cache.
+        samples: length of the dataset.
+        most: bytes that all caches may take.
+    """
 
     def __init__(self, base: Path, name: str, key: JsonObject, samples: int, most: int) -> None:
         self._base, self._name, self._key, self._samples, self._most = base, name, key, samples, most
         self._process = os.getpid()
-        self._written = 0  # samples that were handed to a child to be written
+        self._written = 0  # samples on disk or handed to a writer
         self._ended = False
         self._store: Store | None = None
-        self.found = 0  # samples that earlier runs left
+        self.found = 0  # samples from earlier runs
         for path in paths_for(base, name, key):
             if self._store is None and path.is_dir():
                 with contextlib.suppress(OSError, CacheError):
@@ -85,32 +90,20 @@ class KeptSamples:
                     self.found = self._written = int(np.count_nonzero(self._store.locations))
 
     def is_right(self, make: Callable[[int], Sample]) -> bool:
-        """Whether a sample that is made again, in a child process, is the one on disk. If not, the folder is removed:
-        the key missed something."""
-        stored = [] if self._store is None else np.flatnonzero(self._store.locations).tolist()
-        if not stored:
+        """Whether samples from earlier runs may be served: one was recomputed and is the same. A difference removes the
+        folder, because the key missed something."""
+        if not self.found or self._store is None:
             return True
-        i = stored[len(stored) // 2]
-        found = self.fetch([i], 0.0).get(i)
-        if found is None:
-            return True  # damaged: it is made anew
-
-        def is_same() -> bool:
-            return equal_bits(stored_copy(make(i)), layout(found[0], False).put(found[1]))
-
-        try:
-            same = run_isolated(is_same)
-        except UsageError:  # it cannot be made here: the script sees why
-            same = False
-        if not same:
+        differing, is_known = differing_sample(self._store, make)
+        if differing is not None:
             self.discard()
-        return same
+        return is_known and differing is None
 
     def look_again(self) -> None:
-        """An epoch begins: nothing to do, for a folder that this run found is not written to by others."""
+        """Does nothing: this run's own samples are in memory already."""
 
     def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
-        """Those of these samples that are on disk and intact, as a store takes them."""
+        """Returns those of the samples that are on disk and intact, in the form that a store accepts."""
         store, out = self._store, Samples()
         if store is None or not missing or not store.usable:
             return out
@@ -122,7 +115,7 @@ class KeptSamples:
         return out
 
     def save(self, store: Store) -> None:
-        """Begins to write the samples of the cache in memory whose inputs were just found unchanged."""
+        """Starts to write the samples of the cache in memory. The caller has just found the inputs unchanged."""
         if self._ended or os.getpid() != self._process or not store.usable:
             return
         filled = np.flatnonzero(store.locations)
@@ -133,8 +126,8 @@ class KeptSamples:
             self._start_writer(store, filled)
 
     def _start_writer(self, store: Store, filled: NDArray[np.int64]) -> None:
-        """Starts a process of its own: a fork would copy each page that the script writes to meanwhile. The shell ends
-        at once, so the writer is no child of the script, which may wait for its children."""
+        """Starts a new process instead of a fork, which would duplicate each page that the script writes to meanwhile.
+        The shell exits at once, so the writer is not a child of the script, which may call ``os.wait()``."""
         if not isinstance(store.medium, MemoryTables):
             return  # on disk already
         indices = os.memfd_create("stoker-indices")
@@ -162,7 +155,7 @@ class KeptSamples:
             os.close(indices)
 
     def discard(self) -> None:
-        """Samples may be stale: they are not served to later runs, either."""
+        """Removes the folder of stale samples. The store in memory must be shut, because a writer copies from it."""
         self.end()
         for path in reversed(paths_for(self._base, self._name, self._key)):  # a writer renames the second to the first
             if path.is_dir():
@@ -170,12 +163,12 @@ class KeptSamples:
         self._store = None
 
     def end(self) -> None:
-        """Nothing is written from now on: the dataset is another one."""
+        """Stops writing, because the dataset has changed."""
         self._ended = True
 
 
-def _make_room(base: Path, name: str, key: JsonObject, size: int, most: int) -> bool:
-    """Removes the caches that were used longest ago until there is room for one more. Returns whether there is."""
+def _make_space(base: Path, name: str, key: JsonObject, size: int, most: int) -> bool:
+    """Removes the least recently used caches until one of ``size`` bytes fits. Returns whether it does."""
     own = paths_for(base, name, key)
     others = [cache for cache in listed(base) if cache.path not in own]
     taken = sum(cache.nbytes for cache in others)
@@ -186,18 +179,21 @@ def _make_room(base: Path, name: str, key: JsonObject, size: int, most: int) -> 
 
 
 def write(fds: Sequence[int], samples: int, nbytes: int, to: tuple[str, str, JsonObject, int]) -> None:
-    """In the writer: copies the samples of a cache in memory, of which the second descriptor has the indices."""
+    """Copies samples from a cache in memory to disk, in the writer. ``fds``: descriptors of the cache, and of a file
+    with the samples' indices as int64."""
     base, name, key, most = Path(to[0]), *to[1:]
     memory = MemoryTables.of(fds[0], pickles=True)
     store = Store(memory, samples, nbytes)
     store.never_look()
     indices = np.frombuffer(os.pread(fds[1], os.fstat(fds[1]).st_size, 0), np.int64)
-    if not _make_room(base, name, key, nbytes, most):
+    if not _make_space(base, name, key, nbytes, most):
         return
     folder, _ = open_for(base, name, key)
     try:
         _copy(store, indices, folder, Store(folder, samples, nbytes + nbytes // 8))
-    except CacheError:  # values that are pickled, or of the script's own classes
+    except Gone:  # the script gave the memory back, or a sample was stale
+        return
+    except CacheError:  # a value is pickled, or of one of the script's own classes
         discard(folder.path)
 
 
@@ -210,9 +206,9 @@ def _copy(store: Store, indices: NDArray[np.int64], folder: Folder, kept: Store)
             continue
         batch[i] = type_spec, leaves = store.stored(location)
         if pickled(type_spec):
-            raise CacheError("it is not read between runs")
+            raise CacheError("what is pickled is not read between runs")
         size += sum(x.nbytes for x in leaves)
-        if size > AT_ONCE or len(batch) >= MOST_AT_ONCE:
+        if size > SYNC_BYTES or len(batch) >= SYNC_SAMPLES:
             kept.admit(batch, 0)
             folder.sync()
             batch, size = {}, 0

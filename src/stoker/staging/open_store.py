@@ -19,7 +19,7 @@ from ..core.warn import warn_user
 from .isolate import run_isolated
 from .store.decode import stored_copy
 from .store.encode import CacheError
-from .store.folder import Folder, discard, open_for, root
+from .store.folder import discard, open_for, root
 from .store.memory import MemoryTables
 from .store.store import Gone, Store, size_of
 
@@ -89,7 +89,9 @@ def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
             stats = store.account
             if stats.reason and stats.budget < budget and not store.complete:
                 raise CacheError(f"{folder.path} was full with {stats.budget:,} bytes")
-            _compare_one(plan, store, folder)
+            differing, _ = differing_sample(store, plan.prepare)
+            if differing is not None:
+                raise CacheError(f"sample {differing} is another than in {folder.path}")
             break
         except CacheError as e:
             if attempt == 2 or not folder.writable:
@@ -102,34 +104,23 @@ def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
     return store
 
 
-def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
-    """Recomputes one sample and compares it, to detect a change that the key does not cover before any sample is
-    served. Raises CacheError if it differs."""
+def differing_sample(store: Store, make: Callable[[int], Sample]) -> tuple[int | None, bool]:
+    """Recomputes one stored sample in a child process, to detect a change that the key does not cover before any sample
+    is served. Returns its index if it differs, else None; and whether a sample was compared."""
     stored = np.flatnonzero(store.locations)
     if not len(stored):
-        return
+        return None, False
     i = int(stored[len(stored) // 2])
     location = int(store.where(np.array([i]))[0])
     if not location:
-        return  # damaged: recreated on request
-
+        return None, False  # damaged: recreated on request
     try:
         before = store.read(location)
-    except Gone:
-        return  # another process has closed it
-
-    def is_same() -> bool:
-        try:
-            return equal_bits(stored_copy(plan.prepare(i)), before)
-        except Exception:
-            return True  # the user sees the error when the sample is requested
-
-    try:
-        same = run_isolated(is_same)
-    except UsageError:
-        return  # it cannot be made without writing; likewise
-    if not same:
-        raise CacheError(f"sample {i} is another than in {folder.path}")
+        # An error while making it reaches the user when the sample is requested.
+        is_same = run_isolated(lambda: equal_bits(stored_copy(make(i)), before))
+    except (Gone, UsageError):  # another process has closed the store; the sample cannot be made without writing
+        return None, False
+    return None if is_same else i, True
 
 
 def ram_budget() -> int:

@@ -231,12 +231,14 @@ class ManagedDataset:
         return ""
 
     def _keep(self, staged: Staged) -> None:
-        """Connects a cache with what earlier runs left of it, where ``--keep`` asks for that. Ranks and what is read
-        from servers, which nobody can ask for stamps, do without; so do results of calls."""
-        most = keep.quota(root())
-        if not most or staged.capacity != len(staged) or ranks() > 1 or is_far(staged.dataset):
+        """Connects a cache with the samples of earlier runs, if ``--keep`` asks for it. Leaves out ranks, results of
+        calls, and data on servers, which has no stamps."""
+        if staged.capacity != len(staged) or ranks() > 1 or is_far(staged.dataset):
             return
         try:
+            most = keep.quota(root())
+            if not most:
+                return
             self.kept_before = staged.keep_between_runs(root(), most)
         except (UsageError, OSError) as e:
             self.why_not_kept = str(e)
