@@ -83,6 +83,7 @@ class KeptSamples:
         self._ended = False
         self._store: Store | None = None
         self.found = 0  # samples from earlier runs
+        self.why_not = ""  # why this run leaves none
         for path in paths_for(base, name, key):
             if self._store is None and path.is_dir():
                 with contextlib.suppress(OSError, CacheError):
@@ -122,8 +123,13 @@ class KeptSamples:
         if len(filled) < FEWEST or len(filled) <= self._written * (1 + GROWN):
             return
         self._written = len(filled)
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            self._start_writer(store, filled)
+        with contextlib.suppress(OSError, subprocess.SubprocessError, Gone):
+            cls = pickled(store.stored(int(store.locations[filled[0]]))[0])
+            if cls:
+                self.why_not = f"a sample has a {cls}, which would have to be unpickled"
+                self.end()
+            else:
+                self._start_writer(store, filled)
 
     def _start_writer(self, store: Store, filled: NDArray[np.int64]) -> None:
         """Starts a new process instead of a fork, which would duplicate each page that the script writes to meanwhile.

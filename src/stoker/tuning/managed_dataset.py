@@ -404,7 +404,7 @@ class ManagedDataset:
             "filled": account.filled,
             "nbytes": account.nbytes,
             "from_earlier_runs": self.kept_before,
-            "why_not_kept": self.why_not_kept,  # for later runs
+            "why_not_kept": self.why_not_kept or ("" if self.staged._kept is None else self.staged._kept.why_not),
             "shared": account.ranks,  # ranks of this node that share one cache; each of them counts "nbytes"
             "fill_s": account.keep_s,
             "discarded": "" if self.staged.usable else account.reason,
