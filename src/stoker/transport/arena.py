@@ -22,7 +22,7 @@ ALIGN = 64  # a cache line, and more than any dtype needs
 GRAIN = 1 << 16  # slot sizes are multiples of this, so batches of similar size fit each other's slots
 
 
-_CONTROL_BYTES = 8 * 16
+_CONTROL_BYTES = 8 * 18
 _TABLE_AT = _CONTROL_BYTES
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
 _CHECKPOINTS_AT = _STAMPS_AT + MAX_SLOTS * 4
@@ -85,6 +85,7 @@ class Arena:
     _position = _Int(11)
     _deadline = _Int(12)
     _rng_checkpoints = _Int(13)
+    left = _Int(16)  # 1: the worker leaves as it was told to, and has taken no task that it did not answer
     read_threads = _Int(15)  # threads that load samples in the worker; 0: samples are loaded one after the other
 
     def __init__(self, fd: int | None = None) -> None:
@@ -155,7 +156,7 @@ class Arena:
     def reset(self, keep_checkpoint: bool = False) -> None:
         """Clears what the last worker published, before another one starts in this memory. With ``keep_checkpoint``,
         the next worker continues from the last one's random state."""
-        self.stop = self.ready = 0
+        self.stop = self.ready = self.left = 0
         self.current_task = None
         self.slot_being_filled = -1
         self.set_position(0, 0)

@@ -175,6 +175,7 @@ class _ProcessWorker:
             self._serve_own()
         else:
             self._serve_shared(self.queue_memory)
+            self.arena.left = 1
 
     def release(self) -> None:
         """Releases all that this worker has made, as torch's workers do when they end. This closes the iterator of an

@@ -351,9 +351,10 @@ class ProcessPool:
 
     def _may_leave(self, worker: WorkerHandle) -> bool:
         """Whether a worker that has ended had been told to, and has answered all its tasks."""
-        if self._queue is not None:  # a killed worker may have taken a task just before
-            told = worker.leaving or self.finishing
-            return told and worker.reader.arena.current_task is None and not worker.process.exitcode
+        if self._queue is not None:
+            # Neither the exit code nor the task that it published is enough: torch's handler of SIGTERM exits with 0,
+            # and a worker may have taken a task without having published it.
+            return (worker.leaving or self.finishing) and bool(worker.reader.arena.left)
         return worker.leaving or (self.finishing and worker.given == worker.answered)
 
     def _reap_leavers(self) -> None:

@@ -146,6 +146,23 @@ def test_samples_that_kill_once_change_no_bit(mode: str, how: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
 
 
+def _leave_once(worker: int) -> None:
+    """Ends each worker's first process with exit code 0, as torch's handler of SIGTERM does."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(f"started-{worker}", os.O_CREAT | os.O_EXCL))
+        os._exit(0)
+
+
+def test_a_worker_that_exits_with_0_though_tasks_are_left_is_replaced() -> None:
+    """So few tasks that all are in the queue when the workers start: who finds its end may leave, nobody else."""
+    loader = loader_of(Drawn(8), MODES["auto"], worker_init_fn=_leave_once)
+    with pytest.warns(StokerWarning, match="exit code 0"):
+        shaken = bits(loader, epochs=1)
+    assert deaths(loader) == 2
+    calm = bits(loader_of(Drawn(8), MODES["auto"]), epochs=1)
+    assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "dataset", "keep_ns"),
