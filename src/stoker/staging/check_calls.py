@@ -94,11 +94,11 @@ class Replay:
     def __init__(self, samples: TrialSamples, seen: SeenKeys) -> None:
         self.names = names_of(samples.dataset)
         self.states = samples.states
-        self._seen = seen
+        self.seen = seen
         self._kept: dict[str, Kept] = {}
 
     def answer(self, key: MemoKey, call: Thunk) -> Value:
-        self._seen.add(key)
+        self.seen.add(key)
         kept = self._kept.get(repr(key))
         if kept is not None:
             return kept.read()

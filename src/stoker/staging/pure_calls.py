@@ -43,6 +43,7 @@ DEPTH = 8  # of nested calls: a mosaic calls load_image in a container of contai
 CHECKS = 3  # passes over the samples to encounter each selected call
 ROUNDS = 6  # maximum number of selections to verify
 PAYS = 0.8  # a sample must take at most this share of its time, or nothing is cached
+TIMED = 4  # further measurements of a sample whose calls are answered
 SEED = 20  # for the first sample of a survey
 CHECK_SEED, COMPARE_SEED = 40, 60
 
@@ -316,12 +317,11 @@ class Survey:
                 plain = samples.make(i)
                 plain_s = time.perf_counter() - began
                 states = samples.states().in_order()
-                samples.seed(COMPARE_SEED + k)
-                seen.begin(k, -1)
-                began = time.perf_counter()
-                with samples.emptied():
-                    kept = plan.root.run(replay, samples.call(i))
-                served_s = time.perf_counter() - began if times_before else float("inf")
+                kept, served_s = self._served(plan, replay, k, i)
+                if not times_before:
+                    served_s = float("inf")
+                elif served_s < plain_s / 2:  # short times are measured several times
+                    served_s = min(served_s, *(self._served(plan, replay, k, i)[1] for _ in range(TIMED)))
                 shortest[k] = min(shortest[k][0], plain_s), min(shortest[k][1], served_s)
                 if not equal_bits(plain, kept) or samples.states().in_order() != states:
                     self.reasons.append(f"with calls from memory sample {i} is another")
@@ -332,6 +332,15 @@ class Survey:
         self._pays(plan, shortest)
         samples.sample_s = min(samples.sample_s, self._plain_s)
         return not drawn
+
+    def _served(self, plan: MemoPlan, replay: Replay, k: int, i: int) -> tuple[Value, float]:
+        """Makes the k-th compared sample with calls from memory. Returns it and the seconds it took."""
+        self.samples.seed(COMPARE_SEED + k)
+        replay.seen.begin(k, -1)
+        began = time.perf_counter()
+        with self.samples.emptied():
+            kept = plan.root.run(replay, self.samples.call(i))
+        return kept, time.perf_counter() - began
 
     def _pays(self, plan: MemoPlan, shortest: list[tuple[float, float]]) -> bool:
         """Whether calls from memory save enough time; records both times."""

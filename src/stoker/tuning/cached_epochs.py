@@ -32,6 +32,7 @@ START_S = 0.02  # cost of starting a worker for an epoch
 # of work for an epoch's batches; longer epochs are left to workers, which run in parallel with the script's step
 MOST_S = 5.0
 PAYS = 1.5  # the script's process is not tried if it is expected to take this many times as long as workers
+MAY_LOSE_S = 0.1  # or this many seconds more: measuring it is worth that
 WORTH = 0.2  # minimum share of an epoch's time in the script's process that workers must be able to save, to be tried
 
 
@@ -107,7 +108,7 @@ class CachedEpochs:
         if self._last is None:
             return False
         here_s, step_s = self._sample_s * self._last.samples, self._last.step_s
-        return here_s <= MOST_S and here_s + step_s <= PAYS * self._by_workers(here_s, step_s)
+        return here_s <= MOST_S and here_s + step_s <= PAYS * self._by_workers(here_s, step_s) + MAY_LOSE_S
 
     def _workers_at_best(self, script: Epoch) -> float:
         """Lower bound in seconds for an epoch whose batches are made in parallel with the script's step."""
