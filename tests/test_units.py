@@ -321,7 +321,7 @@ def test_the_report_says_what_workers_weigh_and_what_was_decided() -> None:
     two["loaders"][0] |= {"worker_pss": {0: 120 << 20}}
     made = report(one, two)
     assert made.loaders[0].memory.worker_pss == [100 << 20, 120 << 20]
-    out = text.render(made, Path("r.json"), io.StringIO())
+    out = text.render(made, Path("r.json"), io.StringIO(), details=True)
     assert "workers (PSS): 2 x up to 120 MB, together 220 MB" in out
     assert "1 -> 2 workers: the consumer waits 40% of its time" in out
 

@@ -78,7 +78,7 @@ def typed(report: dict[str, Any]) -> RunReport:
 
 
 def shown(report: dict[str, Any]) -> str:
-    return " ".join(text.render(typed(report), None, io.StringIO()).split())
+    return " ".join(text.render(typed(report), None, io.StringIO(), details=True).split())
 
 
 # ---------------------------------------------------------------------------------------------------------- wall clock
@@ -89,7 +89,7 @@ def test_epochs_are_timed_from_their_begin_to_their_end(tmp_path: Path) -> None:
     path = script(tmp_path, nap=0.002, step=0.005, extra="if epoch and i >= 9: break").read_text()
     path = path.replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):").replace("range(2)", "range(3)")
     (tmp_path / "train.py").write_text(path)
-    p = forked_stoker(tmp_path, "train.py")
+    p = forked_stoker(tmp_path, "--details", "train.py")
     assert p.returncode == 0, p.stderr
     r = written(tmp_path)
     (e,) = r["loaders"]
@@ -232,7 +232,7 @@ def test_a_stream_is_compared_too(tmp_path: Path) -> None:
         """,
     )
     assert forked_stoker(tmp_path, path).returncode == 0
-    p = forked_stoker(tmp_path, "--apply", path)
+    p = forked_stoker(tmp_path, "--apply", "--details", path)
     assert p.returncode == 0, p.stderr
     r = written(tmp_path)
     assert r["applied"]["settings"] == {}

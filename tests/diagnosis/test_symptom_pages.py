@@ -82,7 +82,7 @@ def test_what_a_page_quotes_is_what_stoker_prints() -> None:
         assert quotes(page) or "Nothing" in page.text, page.name
         for quote in quotes(page):
             cause = rf"(?:{'|'.join(known())}): (?:costs \d+% of the loop\. )?"
-            text = re.sub(rf"^verdict: [\w-]+: |^{cause}|, predicted \d+\.\d\dx$", "", quote)
+            text = re.sub(rf"^stoker: [\w-]+: |^{cause}|, predicted \d+\.\d\dx$", "", quote)
             if not is_said(text):
                 unsaid.append((page.name, text))
     assert not unsaid

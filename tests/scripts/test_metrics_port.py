@@ -82,7 +82,7 @@ def test_a_free_port_and_what_is_there(tmp_path: Path) -> None:
         assert seen["stoker_data_verdict"] in (-1, 1)
     finally:
         _, err = ended(p, tmp_path)
-    assert "verdict: input-bound" in err
+    assert "stoker: input-bound" in err
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
@@ -93,4 +93,4 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         out, err = ended(start(tmp_path, "--metrics-port", str(port)), tmp_path)
     assert err.startswith(f"stoker: no metrics: 127.0.0.1:{port}: Address already in use\n")
     assert out == "begins\nan epoch\n"
-    assert "verdict: input-bound" in err
+    assert "stoker: input-bound" in err

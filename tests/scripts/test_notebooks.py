@@ -171,7 +171,7 @@ def test_ipython_without_a_notebook(tmp_path: Path) -> None:
         [sys.executable, "-c", SHELL], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=os.environ | known
     )
     assert p.returncode == 0, p.stdout + p.stderr
-    assert "verdict: input-bound" in p.stdout
+    assert "stoker: input-bound" in p.stdout
     assert re.search(r"^loader: +In\[3\]:1$", p.stdout, re.M), p.stdout
     assert "Out[3]: 16" in p.stdout
     assert "ipython-input" not in p.stdout

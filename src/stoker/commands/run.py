@@ -73,6 +73,7 @@ class Options:
     workers_on: str
     json_path: Path
     html_path: Path | None
+    details: bool
     debug: bool
     max_steps: int | None
     metrics_port: tuple[str, int] | None
@@ -122,6 +123,7 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
     help="The report; - is stdout, as its last line.",
 )
 @click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The report as a page (stoker[html]).")
+@click.option("--details", is_flag=True, help="Print every count, time and finding, not only the most important.")
 @click.option("--debug", is_flag=True, help="Load in the script's own process: for breakpoints and plain tracebacks.")
 @click.option("--max-steps", type=arguments.COUNT, metavar="N", help="End the script after N batches.")
 @click.option(
@@ -355,7 +357,7 @@ def run(options: Options) -> int:
         failed = list(gate.failed(report))
         if not options.apply and not (options.max_steps or options.debug):
             history.save(report)
-        _write(report, options.json_path, options.html_path)
+        _write(report, options)
     except OSError as e:  # the script has ended, so its exit code still counts
         sys.stderr.write(f"stoker: the report cannot be written: {e}\n")
     except Exception:
@@ -370,23 +372,26 @@ def run(options: Options) -> int:
     return code or int(bool(failed))
 
 
-def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
+def _write(report: RunReport, options: Options) -> None:
     """Writes the report and prints it. If the command failed before its first batch, keeps an earlier report."""
     from ..diagnosis.report import html, text
 
+    path: Path | None = options.json_path
     empty = bool(report.exit_code) and not report.loaders and not report.bypassing
-    if empty and os.path.isfile(json_path):
-        sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
+    if empty and os.path.isfile(options.json_path):
+        kept = f"the report of an earlier run is kept: {path}\n"
+        sys.stderr.write(text.render(report, None, sys.stderr, details=options.details) + kept)
         return
-    if str(json_path) == "-":
+    if str(path) == "-":
         # Starts on a new line, because the script's output may not end with one.
         print("\n" + json.dumps(report.as_dict()))
+        path = None
     else:
-        output.give(report.as_dict(), json_path, lambda: None, named=json_path != Path(REPORT))
+        output.give(report.as_dict(), options.json_path, lambda: None, named=path != Path(REPORT))
     sys.stdout.flush()  # this process may be about to kill itself with a signal
-    if html_path is not None:
-        html.save(report, html_path)
-    sys.stderr.write(text.render(report, None if str(json_path) == "-" else json_path, sys.stderr))
+    if options.html_path is not None:
+        html.save(report, options.html_path)
+    sys.stderr.write(text.render(report, path, sys.stderr, details=options.details))
 
 
 def _environment(folder: str, options: Options) -> dict[str, str]:

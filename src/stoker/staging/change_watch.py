@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -156,6 +157,12 @@ class CheckSchedule:
 
     def __init__(self) -> None:
         self._process, self._left, self._next, self._count = 0, 0, 0.0, 0
+        self._same = 0  # samples found the same since ``take_same``
+
+    def take_same(self) -> int:
+        """Returns how many comparisons, since the last call, showed the same bits."""
+        n, self._same = self._same, 0
+        return n
 
     def begin_epoch(self) -> None:
         """Call when an epoch begins in this process."""
@@ -178,26 +185,20 @@ class CheckSchedule:
         self._count += 1
         return self._count * 7919 % n
 
-    def spent(self, seconds: float) -> None:
-        """Records the duration of a comparison."""
+    def spent(self, seconds: float, same: bool) -> None:
+        """Records a comparison: its duration, and whether it showed the same bits."""
+        self._same += same
         self._next = time.monotonic() + COMPARE_SHARE * seconds
 
     def differs(
         self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
     ) -> bool:
-        """Whether ``make`` and ``read`` give different samples; False if no check is due."""
-        return self.is_due() and self.compare(random_states, make, read)
-
-    def compare(
-        self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
-    ) -> bool:
         """Whether ``make`` and ``read`` give different samples. Restores the random states."""
         began = time.monotonic()
         states = random_states()
-        try:
+        same = None  # an error now shows nothing: it worked when it was stored
+        with contextlib.suppress(Exception, Unplanned):
             same = equal_bits(stored_copy(make()), stored_copy(read()))
-        except (Exception, Unplanned):
-            same = True  # it worked when it was stored
         states.restore()
-        self.spent(time.monotonic() - began)
-        return not same
+        self.spent(time.monotonic() - began, same is True)
+        return same is False

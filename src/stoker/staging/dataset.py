@@ -442,11 +442,13 @@ class Staged(Dataset[Sample]):
         if k is None:
             return True
         read: Callable[[], Sample] = lambda: store.read(locations[k])  # noqa: E731
-        if self.split is None or not self.split.has_no_effects:
-            return self._filler.compare_part(indices[k], read)
         augment = self._augment
-        serve: Callable[[], Sample] = read if augment is None else (lambda: augment(read()))
-        return self._filler.compare_whole(indices[k], serve)
+        if self.split is None or not self.split.has_no_effects:
+            is_same = self._filler.compare_part(indices[k], read)
+        else:
+            is_same = self._filler.compare_whole(indices[k], read if augment is None else (lambda: augment(read())))
+        store.count_compared(self._filler.take_same())
+        return is_same
 
     def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
         """Makes a sample, answering some of its calls from memory."""

@@ -282,10 +282,14 @@ class Filler:
         stored = [k for k, location in enumerate(locations) if location]
         return stored[self._comparison.choose(len(stored))] if stored else None
 
+    def take_same(self) -> int:
+        """See ``CheckSchedule.take_same``."""
+        return self._comparison.take_same()
+
     def compare_part(self, index: Index, read: Callable[[], Sample]) -> bool:
         """Recomputes the deterministic part of a stored sample. Returns whether it is the same; a difference disables
         the cache."""
-        is_same = not self._comparison.compare(self.random_states, lambda: self._prepare(index), read)
+        is_same = not self._comparison.differs(self.random_states, lambda: self._prepare(index), read)
         if not is_same:
             self._differs(index)
         return is_same
@@ -297,16 +301,17 @@ class Filler:
         began = time.monotonic()
         before = self.random_states()
         is_same = True
-        with contextlib.suppress(Exception):  # it worked when it was stored
+        is_shown = False
+        with contextlib.suppress(Exception):  # an error shows nothing: it worked when it was stored
             served = copy_of(serve())
             after = self.random_states().in_order()
             before.restore()
             own = copy_of(self._dataset[index])
-            is_same = equal_bits(served, own) and self.random_states().in_order() == after
+            is_same = is_shown = equal_bits(served, own) and self.random_states().in_order() == after
             if not is_same:
                 is_same = self._varies(index, serve, before, served, own)
         before.restore()
-        self._comparison.spent(time.monotonic() - began)
+        self._comparison.spent(time.monotonic() - began, is_shown)
         if not is_same:
             self._differs(index)
         return is_same

@@ -286,8 +286,7 @@ class Memo:
         number = self._table.find(key, claim=False) if store.usable else -1
         at = int(store.where(np.array([number]))[0]) if number >= 0 else 0
         if at:
-            if self._comparison.differs(self.states, call, lambda: store.read(at)):
-                self._on_problem(f"the result of a call {STALE}: {key!r}", stale=True)
+            if self._comparison.is_due() and self._differs(key, call, at):
                 return call()
             with contextlib.suppress(Gone):
                 return store.read(at)
@@ -308,6 +307,14 @@ class Memo:
             except CacheError as e:
                 self._on_problem(str(e))
         return out
+
+    def _differs(self, key: MemoKey, call: Thunk, at: int) -> bool:
+        """Makes a call and compares its result with the cached one. A difference disables the cache."""
+        differs = self._comparison.differs(self.states, call, lambda: self._store.read(at))
+        if differs:
+            self._on_problem(f"the result of a call {STALE}: {key!r}", stale=True)
+        self._store.count_compared(self._comparison.take_same())
+        return differs
 
 
 def call_key(call: Call, names: dict[int, str]) -> CallKey | None:

@@ -407,6 +407,7 @@ class ManagedDataset:
             "why_not_kept": self.why_not_kept or ("" if self.staged._kept is None else self.staged._kept.why_not),
             "shared": account.ranks,  # ranks of this node that share one cache; each of them counts "nbytes"
             "fill_s": account.keep_s,
+            "compared": account.compared,
             "discarded": "" if self.staged.usable else account.reason,
             "stale": not self.staged.usable and STALE in account.reason,
             "cut": "" if now.plan is None else now.plan.shown,

@@ -15,17 +15,23 @@ LABEL, VALUE = 16, 12  # columns before and after a bar
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 
 
-def applied_lines(applied: Applied, columns: int, colour: bool, stream: TextIO) -> list[str]:
-    """Returns the section's lines. Bars are ASCII if the stream cannot show block characters."""
+def epoch_bars(applied: Applied, columns: int, colour: bool, stream: TextIO) -> list[str]:
+    """Returns bars of the seconds per epoch, of the loader whose epochs took longest. They are ASCII if the stream
+    cannot show block characters."""
     compared = applied.compared
-    headers, figures = rows(compared)
+    main = max(compared.loaders, key=lambda row: sum(row.each.after), default=None)
+    if main is None or len(main.each.after) < 2:
+        return []
+    estimate = ", before is an estimate" if main.each.before and compared.estimated else ""
+    drawn = bars(main.each.before, main.each.after, columns, colour, stream)
+    return ["", f"seconds per epoch, {short(main.name)}{estimate}", *drawn, ""]
+
+
+def table_and_notes(applied: Applied, columns: int, colour: bool) -> list[str]:
+    """Returns the table of wall-clock times, and where its figures come from."""
+    headers, figures = rows(applied.compared)
     title = style("before / after" if len(headers) > 2 else "after", "bold", colour)
     out = ["", title, table(headers, figures, columns)]
-    main = max(compared.loaders, key=lambda row: sum(row.each.after), default=None)
-    if main is not None and len(main.each.after) > 1:
-        estimate = ", before is an estimate" if main.each.before and compared.estimated else ""
-        out += ["", f"seconds per epoch, {short(main.name)}{estimate}"]
-        out += bars(main.each.before, main.each.after, columns, colour, stream)
     return out + ["\n".join(textwrap.wrap(note, columns, subsequent_indent="  ")) for note in notes(applied)]
 
 
@@ -52,9 +58,8 @@ def _cells(label: str, change: Change, rate: bool, known: bool) -> list[str]:
 
 
 def notes(applied: Applied) -> Iterator[str]:
-    """Yields sentences on where the figures come from, and why each loader has its settings."""
+    """Yields sentences on where the figures come from."""
     compared = applied.compared
-    yield from compared.notes
     if compared.estimated and compared.script.before is not None:
         yield (
             "before is an estimate: no observed run of this command is known, so each epoch is taken to last as long "
@@ -68,9 +73,15 @@ def notes(applied: Applied) -> Iterator[str]:
     if parts:
         yield "what stoker itself cost is in these figures: " + " and ".join(parts)
     for name, settings in applied.settings.items():
-        cache = settings.cache
         if settings.reason:
             yield f"{short(name)}: {settings.reason}"
+
+
+def reasons(applied: Applied) -> Iterator[str]:
+    """Yields what qualifies the comparison, and why nothing is cached, by loader."""
+    yield from applied.compared.notes
+    for name, settings in applied.settings.items():
+        cache = settings.cache
         if cache.discarded:
             yield f"{short(name)}: the cache was discarded: {cache.discarded}"
         elif cache.why_not and not settings.after.staged:

@@ -14,6 +14,7 @@ from ..doctor import ranks
 from ..doctor.verdict import diagnose
 from . import applied as applied_findings
 from . import before_after, history, money, patch
+from .headline import headline
 from .merge import Snapshot, merged, snapshots
 from .prices import Prices
 from .schema import Applied, AppliedSettings, Around, Bypassing, LoaderReport, RunReport
@@ -61,6 +62,7 @@ def report_of(
         diff=patch.of(patch.changes(findings)),
     )
     report.money = money.of(report, prices) if prices is not None else None
+    report.headline = headline(report)
     return report
 
 

@@ -14,9 +14,10 @@ from ...core.errors import UsageError
 from ...core.files import check_writable, write
 from ...core.terminal import human_bytes, human_seconds, rate, short
 from . import before_after_text, money, plots
+from .headline import bypassing_text, headline, main_loader
 from .ranks_text import rank_sentences
-from .schema import LoaderReport, RunReport
-from .text import bypassing_text, main_loader, wall_clock, why
+from .schema import CodeLine, Finding, LoaderReport, RunReport
+from .text import wall_clock
 
 if TYPE_CHECKING:
     import jinja2
@@ -25,6 +26,7 @@ MISSING = "--html needs jinja2: pip install 'stoker[html]'"
 MAX_LOADERS = 8  # most loaders drawn; the table has all
 MAX_LINES = 8  # of code per loader
 MAX_DECISIONS = 20
+STOKER = str(Path(__file__).parents[2]) + "/"
 
 
 def check(path: Path) -> None:
@@ -46,13 +48,13 @@ def save(report: RunReport, path: Path) -> None:
 
 
 def render(report: RunReport) -> str:
-    applied = report.applied
+    applied, sentence = report.applied, headline(report)
     loaders = sorted(report.loaders, key=lambda loader: -loader.busy_s)
     saved = {(s.cause, s.loader): s for s in report.money.savings} if report.money else {}
     page: str = template("page.html").render(
         report=report,
         command=" ".join(report.command),
-        headline=headline(report),
+        headline=sentence[:1].upper() + sentence[1:],
         tiles=list(_tiles(report)),
         picture=plots.picture(report),
         notes=[
@@ -63,11 +65,10 @@ def render(report: RunReport) -> str:
         money=list(money.sentences(report.money)) if report.money else [],
         saved=saved,
         compared=before_after_text.rows(applied.compared) if applied else None,
-        applied_notes=list(before_after_text.notes(applied)) if applied else [],
+        applied_notes=[*before_after_text.notes(applied), *before_after_text.reasons(applied)] if applied else [],
         paces=list(plots.paces(applied.compared)) if applied else [],
         loaders=loaders,
         drawn=loaders[:MAX_LOADERS],
-        max_lines=MAX_LINES,
         max_decisions=MAX_DECISIONS,
     )
     return page.lstrip() + "\n"
@@ -80,24 +81,15 @@ def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(bytes=human_bytes, shown=_shown, totals=_totals, loop=plots.loop, epochs=plots.epochs)
+    environment.filters.update(
+        bytes=human_bytes,
+        evidence=_evidence,
+        totals=_totals,
+        lines=_own_lines,
+        loop=plots.loop,
+        epochs=plots.epochs,
+    )
     return environment.get_template(name)
-
-
-def headline(report: RunReport) -> str:
-    """Returns the sentence at the top of the page."""
-    if not report.loaders:
-        return bypassing_text(report.bypassing[0]) if report.bypassing else "No DataLoader was iterated in this run"
-    if report.applied is not None:
-        script = report.applied.compared.script
-        gain = script.times_as_fast()
-        if gain is not None and script.before is not None and script.after is not None:
-            about = "about " if report.applied.compared.estimated else ""
-            name = short(report.command[0]) if report.command else "the script"
-            both = f"took {about}{human_seconds(script.before)} and now takes {human_seconds(script.after)}"
-            return f"{name} {both}: {gain:.1f} times as fast"
-    sentence = why(report)
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _tiles(report: RunReport) -> Iterator[tuple[str, str]]:
@@ -126,10 +118,26 @@ def _totals(loader: LoaderReport) -> list[object]:
     ]
 
 
+def _evidence(finding: Finding) -> list[tuple[str, str]]:
+    """Returns the rows of a finding's evidence, without empty ones."""
+    return [(name, _shown(value, name)) for name, value in finding.evidence.items() if not _is_empty(value)]
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
+
+
+def _own_lines(loader: LoaderReport) -> list[CodeLine]:
+    """Returns the lines in which a loader's workers spent their time, without those of stoker itself."""
+    return [code for code in loader.where if not code.line.startswith(STOKER)][:MAX_LINES]
+
+
 def _shown(value: object, name: str) -> str:
     """Formats a value of a finding's evidence in the unit that its name implies."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_shown(v, str(k))}" for k, v in value.items() if not _is_empty(v))
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(_shown(x, name) for x in value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if name.endswith(("bytes", "_min")):

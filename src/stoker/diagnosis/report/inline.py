@@ -10,8 +10,9 @@ from html import escape
 
 from ...core.terminal import human_seconds, short
 from . import before_after_text
+from .headline import bypassing_text, why
 from .schema import RunReport
-from .text import LOADER_HEADERS, apply_helps, bypassing_text, finding_text, loader_rows, why
+from .text import LOADER_HEADERS, apply_helps, finding_text, loader_rows
 
 COLOURS = {"healthy": "#16a34a", "input-bound": "#dc2626", "transfer-bound": "#dc2626", "unknown": "#d97706"}
 FINDINGS = 4  # findings shown; the others are folded away
@@ -32,7 +33,8 @@ def render(report: RunReport) -> str:
     if report.applied is not None:
         headers, figures = before_after_text.rows(report.applied.compared)
         out.append(_table(headers, figures[1:]))  # without the row for the script as a whole
-        notes = "".join(f"<div>{escape(note)}</div>" for note in before_after_text.notes(report.applied))
+        figures_from = [*before_after_text.notes(report.applied), *before_after_text.reasons(report.applied)]
+        notes = "".join(f"<div>{escape(note)}</div>" for note in figures_from)
         out.append(f"<details><summary>where these figures come from</summary>{notes}</details>" if notes else "")
     findings = [f"<li>{escape(finding_text(f)).replace(f.cause, f'<b>{f.cause}</b>', 1)}</li>" for f in report.findings]
     if findings:

@@ -138,7 +138,8 @@ class EpochTimes(Struct):
 class Cache(Struct):
     """What ``--apply`` caches for a loader. ``calls``: ``filled`` counts results of calls, and a sample may make more
     than one. ``stale``: the cache was discarded because a sample that was made again differed. ``collate``: calls of
-    the collate function whose results are kept. ``from_earlier_runs``: samples that ``--keep`` found on disk;
+    the collate function whose results are kept. ``compared``: samples from the cache that were made again and were the
+    same. ``from_earlier_runs``: samples that ``--keep`` found on disk;
     ``why_not_kept``: why it leaves none for later ones."""
 
     kept: str = ""
@@ -150,6 +151,7 @@ class Cache(Struct):
     nbytes: int = 0
     shared: int = 1
     fill_s: float = 0.0
+    compared: int = 0
     discarded: str = ""
     stale: bool = False
     collate: str = ""
@@ -384,7 +386,7 @@ class Applied(Struct):
 
 
 class RunReport(Struct):
-    """What ``stoker run`` writes."""
+    """What ``stoker run`` writes. ``headline``: one sentence on what came of the run."""
 
     command: list[str]
     exit_code: int
@@ -400,6 +402,7 @@ class RunReport(Struct):
     partial: bool = False
     diff: str = ""
     money: Money | None = None
+    headline: str = ""
     schema: int = SCHEMA
 
     def as_dict(self) -> JsonObject:

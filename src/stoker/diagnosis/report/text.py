@@ -1,68 +1,127 @@
-"""The report as text: what was seen, the verdict, what to do, and, after ``--apply``, before and after."""
+"""The report as text: the headline, what was done, what is left to do, and on request all details."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
-from ...core.terminal import colour_wanted, human_seconds, printable, short, style, table, width
-from ..doctor.loader_stats import LoaderStats, filling_epochs, later_epochs
-from .before_after_text import applied_lines
+from ...core.terminal import colour_wanted, counted, human_seconds, printable, short, style, table, width
+from .before_after_text import epoch_bars, reasons, table_and_notes
+from .headline import bypassing_text, headline, why
 from .money import sentences
 from .patch import FIXED_BY_APPLY
 from .ranks_text import rank_lines
-from .schema import Bypassing, Faults, Finding, RunReport
+from .schema import Faults, Finding, LoaderReport, RunReport
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "dim"}
 MIN_COST = 0.005  # of the loop; a finding with a lower share costs something other than time
-NAMED_STARTUP = 0.1  # of the loop; from here the verdict mentions the time before first batches
-SLOW_STARTUP = 0.15  # of the loop; from here a loader is not called fine
+MAX_DONE, MAX_LEFT = 5, 5  # most findings shown: of what was applied, and of the others
 MAX_DECISIONS = 5  # most changes by num_workers="auto" that are shown
 MAX_TIMED = 3  # most loaders whose epoch times are shown
 LOADER_HEADERS = ["loader", "workers", "batches", "waited", "of loop", "step", "samples/s"]
 
 
-def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0) -> str:
-    """Renders the whole report as text that fits the stream. ``path`` is where the report was written, if it was."""
-    colour, columns = colour_wanted(stream), columns or width(stream)
-    report = _printable(report)
-
-    def wrapped(text: str, indent: str = "") -> str:
-        return textwrap.fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
-
-    out = ["", style("stoker", "bold", colour) + _how_it_ended(report)]
-    unreached = [wrapped(bypassing_text(b)) for b in report.bypassing]
+def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0, details: bool = False) -> str:
+    """Renders the report as text that fits the stream: the headline first. ``path`` is where the report was written, if
+    it was. ``details``: also all findings, counts and times, and where the figures come from."""
+    columns = columns or width(stream)
+    page = _Page(_printable(report), columns, colour_wanted(stream), stream)
+    report = page.report
+    page.headline()
     if report.loaders:
-        out.append(table(LOADER_HEADERS, loader_rows(report), columns))
-        out += [*unreached, wrapped(wall_clock(report)), *_workers(report)]
-        out.append(f"verdict: {style(report.verdict, COLOURS[report.verdict], colour)}: {why(report)}")
-        for finding in report.findings:
-            lines = textwrap.wrap(finding_text(finding), columns - 2, subsequent_indent="  ")
-            lines[0] = lines[0].replace(finding.cause, style(finding.cause, "bold", colour), 1)
-            out += ["  " + line for line in lines]
-        if report.money is not None:
-            out += ["money:", *(wrapped(line, "  ") for line in sentences(report.money))]
-        if report.ranks is not None:
-            out += rank_lines(report.ranks, columns)
+        for b in report.bypassing:
+            page.paragraph(bypassing_text(b))
+        if report.applied is None and report.verdict != "healthy" and not details:
+            for loader in sorted(report.loaders, key=lambda e: -e.loop_s)[:MAX_TIMED]:
+                page.paragraph(_in_short(loader), "  ")
+        for line in _faults_of_all(report):
+            page.paragraph(line)
+        page.findings([f for f in report.findings if f.applied], MAX_DONE, details)
         if report.applied is not None:
-            out += applied_lines(report.applied, columns, colour, stream)
+            page.lines += epoch_bars(report.applied, columns, page.colour, stream)
+            page.what_is_left(details)
+        page.findings([f for f in report.findings if not f.applied], MAX_LEFT, details)
+        page.money_and_ranks()
+        if report.applied is not None:
+            for reason in reasons(report.applied):
+                page.paragraph(reason)
         elif path is not None and apply_helps(report):
-            out.append("try: stoker run --apply " + shlex.join(report.command))
-        if report.diff:  # neither wrapped nor indented, so that it can be copied
-            diff = [(line, DIFF_COLOURS.get(line[:1])) for line in report.diff.removesuffix("\n").split("\n")]
-            out += ["", "the same in your own code:", *(style(line, c, colour) if c else line for line, c in diff)]
-    else:
-        out += unreached or ["no DataLoader was iterated in this run: nothing to say about data loading"]
+            page.lines.append("try: stoker run --apply " + shlex.join(report.command))
+        if details:
+            page.details()
+        page.diff()
     if path is not None:
-        out.append(_last_line(report, path, columns))
-    return "\n".join(out) + "\n"
+        page.lines.append(_last_line(report, path, columns))
+    return "\n".join(page.lines) + "\n"
+
+
+class _Page:
+    """Lines of a report."""
+
+    def __init__(self, report: RunReport, columns: int, colour: bool, stream: TextIO) -> None:
+        self.report, self.columns, self.colour, self.stream = report, columns, colour, stream
+        self.lines = [""]
+
+    def paragraph(self, text: str, indent: str = "") -> None:
+        self.lines.append(textwrap.fill(text, self.columns, initial_indent=indent, subsequent_indent=indent + "  "))
+
+    def headline(self) -> None:
+        report = self.report
+        begin = f"stoker{_how_it_ended(report)}:"
+        self.paragraph(f"{begin} {headline(report)}")
+        self.lines[-1] = self.lines[-1].replace("stoker", style("stoker", "bold", self.colour), 1)
+        if report.loaders and report.applied is None:
+            self._colour_verdict()
+
+    def _colour_verdict(self) -> None:
+        verdict = self.report.verdict
+        self.lines[-1] = self.lines[-1].replace(verdict, style(verdict, COLOURS[verdict], self.colour), 1)
+
+    def what_is_left(self, even_if_nothing: bool) -> None:
+        report = self.report
+        if even_if_nothing or report.verdict != "healthy" or any(not f.applied for f in report.findings):
+            self.paragraph(f"what is left: {report.verdict}: {why(report)}")
+            self._colour_verdict()
+
+    def findings(self, findings: Sequence[Finding], most: int, all_of_them: bool) -> None:
+        shown = findings if all_of_them else findings[:most]
+        for finding in shown:
+            lines = textwrap.wrap(finding_text(finding), self.columns - 2, subsequent_indent="  ")
+            lines[0] = lines[0].replace(finding.cause, style(finding.cause, "bold", self.colour), 1)
+            self.lines += ["  " + line for line in lines]
+        if len(shown) < len(findings):
+            self.paragraph(f"{len(findings) - len(shown)} more: stoker run --details", "  ")
+
+    def money_and_ranks(self) -> None:
+        report = self.report
+        if report.money is not None:
+            self.lines.append("money:")
+            for line in sentences(report.money):
+                self.paragraph(line, "  ")
+        if report.ranks is not None:
+            self.lines += rank_lines(report.ranks, self.columns)
+
+    def details(self) -> None:
+        report = self.report
+        self.lines += ["", table(LOADER_HEADERS, loader_rows(report), self.columns)]
+        self.paragraph(wall_clock(report))
+        self.lines += _workers(report)
+        if report.applied is not None:
+            self.lines += table_and_notes(report.applied, self.columns, self.colour)
+
+    def diff(self) -> None:
+        """Adds the diff, neither wrapped nor indented, so that it can be copied."""
+        if self.report.diff:
+            diff = [(line, DIFF_COLOURS.get(line[:1])) for line in self.report.diff.removesuffix("\n").split("\n")]
+            shown = [style(line, c, self.colour) if c else line for line, c in diff]
+            self.lines += ["", "the same in your own code:", *shown]
 
 
 def _printable(report: RunReport) -> RunReport:
@@ -91,12 +150,6 @@ def _how_it_ended(report: RunReport) -> str:
     if code:
         text = f" (the command ended by signal {-code})" if code < 0 else f" (the command's exit code was {code})"
     return text + (" (incomplete: a process was killed before it reported)" if report.partial else "")
-
-
-def bypassing_text(b: Bypassing) -> str:
-    """Describes a loader that does not run on stoker's engine."""
-    unseen = "" if b.seen else ", and its batches were not counted"
-    return f"{short(b.name)}: stoker's engine does not reach this loader{unseen}: {b.reason}"
 
 
 def wall_clock(report: RunReport) -> str:
@@ -128,16 +181,31 @@ def loader_rows(report: RunReport) -> list[list[str]]:
     ]
 
 
+def _in_short(loader: LoaderReport) -> str:
+    """Returns a loader's row of the table as a phrase.
+
+    Example:
+        "train.py:17: 2 workers, 1,614 samples/s, waited 2.2 s of 2.3 s"
+    """
+    workers = counted(loader.settings.num_workers, "worker")
+    times = f"waited {human_seconds(loader.wait_s)} of {human_seconds(loader.busy_s)}"
+    return f"{short(loader.name)}: {workers}, {loader.samples_per_s:,.0f} samples/s, {times}"
+
+
 def _workers(report: RunReport) -> list[str]:
-    """Returns lines on each loader's worker memory, the decisions of "auto", and what failed."""
+    """Returns lines on each loader's worker memory, and the decisions of "auto"."""
     out = []
     for loader in report.loaders:
         name, pss = short(loader.name), loader.memory.worker_pss
         if pss:
             each = "" if len(pss) == 1 else f"{len(pss)} x up to {max(pss) >> 20:,} MB, together "
             out.append(f"memory of {name}'s workers (PSS): {each}{sum(pss) >> 20:,} MB")
-        out += [f"{name}: {text}" for text in (*loader.decisions[-MAX_DECISIONS:], *_faults(loader.faults))]
+        out += [f"{name}: {text}" for text in loader.decisions[-MAX_DECISIONS:]]
     return out
+
+
+def _faults_of_all(report: RunReport) -> list[str]:
+    return [f"{short(loader.name)}: {text}" for loader in report.loaders for text in _faults(loader.faults)]
 
 
 def _faults(faults: Faults) -> Iterator[str]:
@@ -154,42 +222,6 @@ def _faults(faults: Faults) -> Iterator[str]:
         yield f"{faults.timeouts:,} times a sample took longer than sample_timeout; its worker was replaced"
     if faults.deaths:
         yield f"{faults.deaths:,} workers died and were replaced; the last: {faults.died[-1]}"
-
-
-def waited(report: RunReport) -> str:
-    """Says how much of its loop the main loader waits. If stoker filled a cache, only the epochs after that count, as
-    in the verdict."""
-    stats = main_loader(report)
-    filled = filling_epochs(stats.loader)
-    if filled:
-        share = LoaderStats(later_epochs(stats.loader)).share
-        first = "first epoch" if filled == 1 else f"first {filled} epochs"
-        return f"after the {first}, which filled the cache, the loop waits for data {share:.0%} of its time"
-    begins = stats.startup / stats.total if stats.total else 0.0
-    if begins < NAMED_STARTUP:
-        return f"the loop waits for data {stats.share:.0%} of its time"
-    several = stats.loader.epochs > 1
-    first, it = ("epochs' first batches take", "them") if several else ("the first batch takes", "it")
-    return f"{first} {begins:.0%} of the loop's time, and after {it} it waits {stats.share:.0%}"
-
-
-def main_loader(report: RunReport) -> LoaderStats:
-    """Returns the loader whose loop took the most time."""
-    return LoaderStats(max(report.loaders, key=lambda loader: loader.busy_s))
-
-
-def why(report: RunReport) -> str:
-    """Explains the verdict in words."""
-    stats, waits = main_loader(report), waited(report)
-    if report.verdict == "unknown":
-        return f"{stats.loader.batches} batches are too few to tell; let it run for more steps"
-    if report.verdict == "transfer-bound":
-        late = any(found.cause == "pageable_transfer" for found in report.findings)
-        why = "its data reaches the device too late" if late else "the device waits for the script's own code"
-        return f"{waits}, and {why}"
-    if report.verdict == "healthy" and stats.startup < SLOW_STARTUP * stats.total:
-        return f"your loader is fine, {waits}"
-    return waits
 
 
 def finding_text(f: Finding) -> str:

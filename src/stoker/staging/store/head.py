@@ -55,6 +55,7 @@ class StoreHead:
     ranks = _Number(16)  # ranks of this node that share the budget
     ranks_joined = _Number(17)
     store_ns = _Number(18)  # CPU time spent on storing samples
+    compared = _Number(19)  # how often a stored sample was made again and was the same
 
     def __init__(self, numbers: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> None:
         self.numbers = numbers

@@ -61,6 +61,7 @@ class StoreStats(NamedTuple):
     keep_s: float  # total CPU seconds spent on storing them
     reason: str  # why no more samples are stored; "" while they are
     ranks: int = 1  # ranks of this node that fill and read it
+    compared: int = 0  # how often a stored sample was made again and was the same
 
     def describe(self) -> str:
         share = self.filled / max(1, self.samples)
@@ -139,7 +140,14 @@ class Store:
             keep_s=head.store_ns / 1e9,
             reason=head.reason,
             ranks=max(1, head.ranks_joined),
+            compared=head.compared,
         )
+
+    def count_compared(self, n: int) -> None:
+        """Counts stored samples that were made again and were the same."""
+        if n and self.medium.writable and self.usable:
+            with self.medium.lock():
+                self._head.compared += n
 
     @property
     def gather_checked(self) -> bool:

@@ -1,0 +1,113 @@
+"""The report's first sentence: what came of the run, for a terminal, the page, a notebook and JSON."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from ...core.terminal import human_seconds, short
+from ..doctor.loader_stats import LoaderStats, filling_epochs, later_epochs
+from .schema import Applied, Bypassing, LoaderChange, RunReport
+
+NAMED_STARTUP = 0.1  # of the loop; from here the verdict mentions the time before first batches
+SLOW_STARTUP = 0.15  # of the loop; from here a loader is not called fine
+GAIN = 1.05  # from here the script is called faster; below 1 / GAIN it is called slower
+LATER_GAIN = 1.5  # from here later epochs are named, if the script as a whole gained nothing
+
+
+def headline(report: RunReport) -> str:
+    """Returns one sentence without a full stop. After ``--apply``, it compares the script's time with that of before,
+    and says what is estimated. Otherwise it gives the verdict.
+
+    Example:
+        "3.6 times as fast: train.py took 41.3 s and now takes 11.4 s; 53 cached samples were made again, and all were
+        the same"
+    """
+    if not report.loaders:
+        return bypassing_text(report.bypassing[0]) if report.bypassing else NOTHING
+    if report.applied is None:
+        return f"{report.verdict}: {why(report)}"
+    stale = next((s.cache.discarded for s in report.applied.settings.values() if s.cache.stale), "")
+    if stale:
+        return f"some samples may have been wrong: {stale}. Nothing was served from the cache after that"
+    return _gain(report, report.applied)
+
+
+NOTHING = "no DataLoader was iterated in this run: nothing to say about data loading"
+
+
+def _gain(report: RunReport, applied: Applied) -> str:
+    """Compares the run with the one before ``--apply``."""
+    compared = applied.compared
+    script, name = compared.script, _name(report.command)
+    gain = script.times_as_fast()
+    if gain is None or script.before is None or script.after is None:
+        unknown = "no run without --apply is known to compare with"
+        return f"{name} took {human_seconds(report.wall_s)}; {unknown}{_why_nothing_is_cached(applied)}"
+    about = "about " if compared.estimated else ""
+    both = f"{name} took {about}{human_seconds(script.before)} and now takes {human_seconds(script.after)}"
+    if gain >= GAIN:
+        return f"{about}{gain:.1f} times as fast: {both}{_checked(applied)}"
+    later = max(compared.loaders, key=lambda row: row.later.times_as_fast() or 0.0, default=LoaderChange(""))
+    later_gain = later.later.times_as_fast() or 0.0
+    if later_gain >= LATER_GAIN and gain > 1 / GAIN:
+        return f"later epochs of {short(later.name)} {about}{later_gain:.1f} times as fast, the whole not yet: {both}"
+    verdict = "slower" if gain <= 1 / GAIN else "no gain"
+    return f"{verdict}: {both}{_why_nothing_is_cached(applied)}"
+
+
+def _name(command: list[str]) -> str:
+    """What the user calls the command: its script, or its first word."""
+    scripts = [word for word in command if word.endswith(".py")]
+    return PurePath((scripts or command or ["the script"])[0]).name
+
+
+def _checked(applied: Applied) -> str:
+    n = sum(settings.cache.compared for settings in applied.settings.values())
+    return f"; {n:,} cached samples were made again, and all were the same" if n > 1 else ""
+
+
+def _why_nothing_is_cached(applied: Applied) -> str:
+    why = [s.cache.why_not for s in applied.settings.values() if s.cache.why_not and not s.after.staged]
+    return f"; nothing is cached: {why[0]}" if why else ""
+
+
+def bypassing_text(b: Bypassing) -> str:
+    """Describes a loader that does not run on stoker's engine."""
+    unseen = "" if b.seen else ", and its batches were not counted"
+    return f"{short(b.name)}: stoker's engine does not reach this loader{unseen}: {b.reason}"
+
+
+def waited(report: RunReport) -> str:
+    """Says how much of its loop the main loader waits. If stoker filled a cache, only the epochs after that count, as
+    in the verdict."""
+    stats = main_loader(report)
+    filled = filling_epochs(stats.loader)
+    if filled:
+        share = LoaderStats(later_epochs(stats.loader)).share
+        first = "first epoch" if filled == 1 else f"first {filled} epochs"
+        return f"after the {first}, which filled the cache, the loop waits for data {share:.0%} of its time"
+    begins = stats.startup / stats.total if stats.total else 0.0
+    if begins < NAMED_STARTUP:
+        return f"the loop waits for data {stats.share:.0%} of its time"
+    several = stats.loader.epochs > 1
+    first, it = ("epochs' first batches take", "them") if several else ("the first batch takes", "it")
+    return f"{first} {begins:.0%} of the loop's time, and after {it} it waits {stats.share:.0%}"
+
+
+def main_loader(report: RunReport) -> LoaderStats:
+    """Returns the loader whose loop took the most time."""
+    return LoaderStats(max(report.loaders, key=lambda loader: loader.busy_s))
+
+
+def why(report: RunReport) -> str:
+    """Explains the verdict in words."""
+    stats, waits = main_loader(report), waited(report)
+    if report.verdict == "unknown":
+        return f"{stats.loader.batches} batches are too few to tell; let it run for more steps"
+    if report.verdict == "transfer-bound":
+        late = any(found.cause == "pageable_transfer" for found in report.findings)
+        why = "its data reaches the device too late" if late else "the device waits for the script's own code"
+        return f"{waits}, and {why}"
+    if report.verdict == "healthy" and stats.startup < SLOW_STARTUP * stats.total:
+        return f"your loader is fine, {waits}"
+    return waits
