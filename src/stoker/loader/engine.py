@@ -34,6 +34,7 @@ from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..core.warn import warn_user
 from ..sampling.cursor import Cursor
 from ..sampling.stateful import load_into
+from ..sampling.worker_init import only_seeds
 from ..workers import can_start
 from ..workers.faults import validate
 from ..workers.fetcher import alone, staged_in
@@ -239,7 +240,8 @@ def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog]
     validate.check_timeout(loader)
     staged = staged_in(loader.dataset)
     if staged is not None:
-        staged._begin()
+        init = loader.worker_init_fn
+        staged._begin(init is None or only_seeds(init))
         if not loader._auto_collation:
             alone(loader.dataset)
     return faults

@@ -81,7 +81,8 @@ class ChangeWatch:
         # The script's process watches the files; workers need not. File stamps are read once.
         self._files = sources(self._before) if torch.utils.data.get_worker_info() is None else None
         self.functions = tuple(self._before.functions.values())  # the user's functions that the cached part may run
-        self._next_check = 0.0  # a worker checks at its start
+        self._next_check = 0.0
+        self.forks_are_same = False  # no code of the user runs in a worker between its fork and its first sample
         self._asked: set[Index] = set()
 
     def is_repeated(self, indices: Sequence[Index]) -> bool:
@@ -98,7 +99,16 @@ class ChangeWatch:
     def changes(self) -> list[str]:
         """Describes what has changed since the cache was started."""
         self._written = [] if self._files is None else self._files.changes()
-        return self._before.changes(self._take(), self._opened) + self._of_files()
+        return self._compare() + self._of_files()
+
+    def _compare(self) -> list[str]:
+        """Describes what has changed, except files. Schedules the next check."""
+        began = time.monotonic()
+        changes = self._before.changes(self._take(), self._opened)
+        ended = time.monotonic()
+        self._took_s = ended - began
+        self._next_check = ended + max(CHECK_S, CHECK_SHARE * self._took_s)
+        return changes
 
     def _of_files(self) -> list[str]:
         return [f"{FILE} {path} was written" for path in self._written]
@@ -109,11 +119,14 @@ class ChangeWatch:
         return self._before.why_incomplete(self._opened)
 
     def check_soon(self) -> None:
-        """Makes the next ``check`` run without delay. In a persistent worker it includes files: for the first epoch the
-        parent did that."""
-        self._next_check = 0.0
-        self._looks_at_files = self._looked_in == os.getpid() != self._process
-        self._looked_in = os.getpid()
+        """Call when an epoch begins in this process. Makes the next ``check`` of a worker run without delay, unless it
+        was just forked: the parent has checked then. In a persistent worker the check includes files."""
+        if os.getpid() == self._process:
+            return
+        is_new, self._looked_in = self._looked_in != os.getpid(), os.getpid()
+        self._looks_at_files = not is_new
+        if not (is_new and self.forks_are_same):
+            self._next_check = 0.0
 
     def check_for(self, indices: Sequence[Index], announced: bool) -> None:
         """Call before serving samples. ``announced``: the loader announces each epoch.
@@ -131,20 +144,16 @@ class ChangeWatch:
 
     def check(self, now: bool) -> None:
         """Sets ``is_current``, and warns once if it becomes False. ``now``: do not skip this check to save time."""
-        began = time.monotonic()
-        if not now and began <= self._next_check:
+        if not now and time.monotonic() <= self._next_check:
             return
         if self._looks_at_files and self._files is not None:
             self._written = self._files.changes()
         self._looks_at_files = False
-        changes = self._before.changes(self._take(), self._opened) + self._of_files()
+        changes = self._compare() + self._of_files()
         if changes and self.is_current:
             message = "The dataset changed since it was cached, so nothing is served from the cache"
             warn_user(f"{message}: {shortly(changes)}.")
         self.is_current = not changes
-        ended = time.monotonic()
-        self._took_s = ended - began
-        self._next_check = ended + max(CHECK_S, CHECK_SHARE * self._took_s)
 
 
 def shortly(changes: list[str]) -> str:

@@ -301,13 +301,15 @@ class Staged(Dataset[Sample]):
 
     # -- changes
 
-    def _begin(self) -> None:
-        """Begins an epoch in the parent process; starts a new cache if the dataset has changed."""
+    def _begin(self, forks_are_same: bool = False) -> None:
+        """Begins an epoch in the parent process; starts a new cache if the dataset has changed. ``forks_are_same``: the
+        user's code does not run in a worker before its first sample."""
         self._epochs_are_announced = True
         self._epoch += 1
         self._filler.begin_epoch()
         if self._discards.too_many:
             return
+        self._watch.forks_are_same = forks_are_same
         changes = self._watch.changes()
         if not changes and len(self.dataset) == self._samples:
             # otherwise nothing was made since the last change: the same epoch was announced twice

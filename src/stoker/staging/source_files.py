@@ -89,6 +89,8 @@ class SourceFiles:
     def changes(self) -> list[str]:
         """Files written, created or removed since the stamps were taken."""
         now = self.now()
+        if now == self.stamps:
+            return []
         return [path for path, stamp in {**self.stamps, **now}.items() if now.get(path) != self.stamps.get(path)]
 
 
@@ -246,11 +248,14 @@ def _list(folder: str, out: dict[str, Stamp], suffixes: Collection[str] | None =
                     continue
                 if suffixes is not None and os.path.splitext(name)[1] not in suffixes:
                     continue
-                with contextlib.suppress(OSError):
-                    dangles = entry.is_symlink() and not os.path.exists(entry.path)
+                path = entry.path
+                try:  # not suppress(): there may be 200,000 entries
+                    dangles = entry.is_symlink() and not os.path.exists(path)
                     status = entry.stat(follow_symlinks=not dangles)
-                    if dangles or stat.S_ISREG(status.st_mode):
-                        out[entry.path] = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+                except OSError:
+                    continue
+                if dangles or stat.S_ISREG(status.st_mode):
+                    out[path] = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
     except OSError:
         pass
 

@@ -14,6 +14,7 @@ import os
 import socket
 import types
 from abc import ABC, abstractmethod
+from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +85,8 @@ class ValueDigests(ABC):
         if type(x) in PLAIN:
             return Entry(repr(x)[:60], token_of_plain(x))
         if isinstance(x, VALUES) and is_library_class(type(x)):
-            return Entry(repr(x)[:60], (type(x).__name__, repr(x)))
+            text = str(x) if isinstance(x, PurePath) else repr(x)  # a path caches its text
+            return Entry(text[:60], (type(x).__name__, text))
         if isinstance(x, np.ndarray):
             return self._array(x, path)
         if isinstance(x, torch.Tensor):
