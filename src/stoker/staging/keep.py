@@ -207,7 +207,7 @@ def _copy(store: Store, indices: NDArray[np.int64], folder: Folder, kept: Store)
     batch: Samples = {}
     size = 0
     for i in indices[kept.locations[indices] == 0].tolist():
-        location = int(store.where(np.array([i]))[0])
+        location = store.location(i)
         if not location:
             continue
         batch[i] = type_spec, leaves = store.stored(location)

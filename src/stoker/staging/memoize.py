@@ -284,7 +284,7 @@ class Memo:
         """Returns the result of a call: a copy of a cached one, or a new one, which is then cached."""
         store = self._store
         number = self._table.find(key, claim=False) if store.usable else -1
-        at = int(store.where(np.array([number]))[0]) if number >= 0 else 0
+        at = store.location(number) if number >= 0 else 0
         if at:
             if self._comparison.is_due() and self._differs(key, call, at):
                 return call()

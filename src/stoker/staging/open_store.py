@@ -111,7 +111,7 @@ def differing_sample(store: Store, make: Callable[[int], Sample]) -> tuple[int |
     if not len(stored):
         return None, False
     i = int(stored[len(stored) // 2])
-    location = int(store.where(np.array([i]))[0])
+    location = store.location(i)
     if not location:
         return None, False  # damaged: recreated on request
     try:

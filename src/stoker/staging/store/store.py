@@ -230,6 +230,14 @@ class Store:
             return None
         return self.where(numbers)
 
+    def location(self, i: int) -> int:
+        """The same as ``where`` for one sample."""
+        if self._verified is not None or time.monotonic() >= self._next_look:
+            return int(self.where(np.array([i], np.int64))[0])
+        at = int(self.locations[i])
+        barrier()  # see ``where``
+        return at
+
     def where(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The location of each sample, for ``read``; 0 if it is not stored. For a file, verifies a sample on first
         request; a damaged one no longer counts as stored."""
@@ -276,12 +284,16 @@ class Store:
     def read(self, location: int) -> Sample:
         """Reads the sample at a location from ``where``, into memory of its own. Raises Gone."""
 
-        def to_decode() -> tuple[Layout, list[Leaf]]:
+        def decode() -> tuple[Sample, Layout, list[Leaf] | None]:
             made, leaves = self._in_place(location)
-            return made, [x.copy() if n is None else x for x, n in zip(leaves, made.sizes, strict=True)]
+            if made.fixed:
+                return made.put(leaves), made, None
+            return None, made, [x.copy() if n is None else x for x, n in zip(leaves, made.sizes, strict=True)]
 
-        made, leaves = self.copied(to_decode)  # a torn string or pickle must not be decoded; a torn tensor may be
-        return self.copied(lambda: made.put(leaves))
+        sample, made, leaves = self.copied(decode)
+        if leaves is None:
+            return sample
+        return self.copied(lambda: made.put(leaves))  # a torn string or pickle must not be decoded; a tensor may be
 
     def stored(self, location: int) -> tuple[str, list[Leaf]]:
         """Type of the sample at a location from ``where``, and copies of its leaves. Raises Gone."""
