@@ -35,10 +35,10 @@ EXAMPLES = {  # by case: options of stoker run, and what the page is about
 }
 PAGE = """# Example reports
 
-What `stoker run --html FILE` makes of six scripts whose causes are known ([cases](../../tests/diagnosis/cases)), on two
-cores without a GPU, and of the README's run. `python -m benchmarks.reports` makes them anew.
+What `stoker run --html FILE` writes for six scripts with known causes ([cases](../../tests/diagnosis/cases)), on two
+cores without a GPU, and for the README's run. `python -m benchmarks.reports` makes them again.
 
-| page | options | what is to be seen |
+| page | options | what it shows |
 | --- | --- | --- |
 | [train_lazy](train_lazy.html) | --apply | before and after: photographs are decoded once and cached |
 """

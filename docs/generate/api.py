@@ -25,7 +25,7 @@ def page() -> dict[str, str]:
     grouped = {name for names in GROUPS.values() for name in names} | ELSEWHERE
     if missing := set(stoker.__all__) - grouped:
         raise Uncovered(f"GROUPS in docs/generate/api.py lack {sorted(missing)}")
-    lines = ["# Python API", "", "[stoker.DataLoader](dataloader.md) has a page of its own.", ""]
+    lines = ["# Python API", "", "[stoker.DataLoader](dataloader.md) has its own page.", ""]
     for group, names in GROUPS.items():
         lines += [f"## {group}", ""]
         for name in (name for name in names if name in stoker.__all__):

@@ -17,7 +17,7 @@ GROUPS = {
     "Device": ("device", "transform_on_device"),
 }
 ABOUT = {
-    "Torch's": 'With torch\'s values they mean what they mean in torch. Some take more: `num_workers="auto"`, '
+    "Torch's": 'Values that torch accepts mean the same as in torch. Some arguments accept more: `num_workers="auto"`, '
     '`shuffle="feistel"` and `pin_memory="auto"`.',
     "Speed": "[How many workers?](../tune.md) · [Caching](../staging.md)",
     "Faults": "[Keep a run going when samples or workers fail](../faults.md)",

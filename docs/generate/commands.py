@@ -31,7 +31,7 @@ def page() -> dict[str, str]:
     lines = [
         "# Commands",
         "",
-        "Exit codes: 0 it worked, 1 it failed, 2 wrong usage. `stoker run` has the script's own.",
+        "Exit codes: 0 it worked, 1 it failed, 2 wrong usage. `stoker run` returns the script's own exit code.",
         "",
     ]
     rows = [[f"[`stoker {name}`](#stoker-{name})", words] for name, words in COMMANDS.items()]

@@ -15,25 +15,25 @@ from .causes import sentence
 
 SRC = Path(stoker.__file__).parents[1]
 WHAT_TO_DO = {
-    "StokerError": "Every class below descends from it: `except stoker.StokerError` catches what stoker raises itself. "
-    "Errors of your own code, and those of torch's loader, keep their types.",
-    "UsageError": "Change the argument that the message names; it says which values there are. A command ends with "
+    "StokerError": "The base class of all errors below: `except stoker.StokerError` catches what stoker raises itself. "
+    "Errors from your own code, and from torch's loader, keep their types.",
+    "UsageError": "Change the argument that the message names; it says which values are allowed. A command ends with "
     "exit code 2. It is a `ValueError`.",
-    "BudgetError": "Ask for less, or give more: the message has both numbers. It is a `MemoryError`.",
-    "StaleCacheError": "`--on-mismatch stop` ended the run: an input of the dataset changed unseen. Epochs since "
-    "the cache was filled may have had wrong samples; [the rules](../concepts/exact.md) say what is seen.",
-    "StateError": "Load a state that this loader, or one with the same dataset and order, has given. A newer stoker's "
-    "state wants that version. It is a `ValueError`.",
+    "BudgetError": "Ask for less, or raise the limit: the message has both numbers. It is a `MemoryError`.",
+    "StaleCacheError": "`--on-mismatch stop` ended the run: stoker did not notice that an input of the dataset changed. "
+    "Epochs since the cache was filled may have had wrong samples; [the rules](../concepts/exact.md) say what it notices.",
+    "StateError": "Load a state from this loader, or from one with the same dataset and order. A state from a newer "
+    "stoker needs that version. It is a `ValueError`.",
     "TransportError": "A message between processes was damaged: it is a bug in stoker, or something else writes to its "
     "memory. Run with `debug=True`, and report it.",
-    "WorkerDiedError": "The message says how the worker ended. Killed for memory: fewer workers, or smaller batches. A "
-    "sample that kills its worker: it is named; `stoker verify` lists all; `on_error=` goes on without them.",
-    "WorkerTimeoutError": "No batch came in time: a larger `timeout=`, or `sample_timeout=`, which names the sample.",
-    "SampleError": "More samples failed than `max_errors=` allows. Mend those that the message and the quarantine file "
+    "WorkerDiedError": "The message says how the worker ended. Killed for memory: use fewer workers, or smaller batches. "
+    "Killed by a sample: the message names it; `stoker verify` lists all; `on_error=` continues without them.",
+    "WorkerTimeoutError": "No batch came in time: use a larger `timeout=`, or `sample_timeout=`, which names the sample.",
+    "SampleError": "More samples failed than `max_errors=` allows. Fix those that the message and the quarantine file "
     "list, or allow more.",
     "SampleTimeoutError": "The sample that the message names took longer than `sample_timeout=`. Its worker's stack "
     "shows where.",
-    "StokerWarning": "Nothing stops. The sentence says what is not as you may have meant it.",
+    "StokerWarning": "The run continues. The sentence says what may differ from what you meant.",
 }
 PAGES = {  # where what a part of the source is about is explained; the longest that fits
     "commands/": "commands.md",

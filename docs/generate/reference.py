@@ -8,7 +8,7 @@ INDEX = {
     "dataloader.md": "The loader: its arguments in groups, its methods.",
     "api.md": "All other public names.",
     "commands.md": "The command line.",
-    "causes.md": "What `stoker run` can find, with scripts that have it.",
+    "causes.md": "What `stoker run` can find, with example scripts.",
     "../report.md": "What the keys of the JSON report mean.",
     "report-schema.md": "Their types.",
     "environment.md": "Environment variables.",
