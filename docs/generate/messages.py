@@ -20,15 +20,15 @@ WHAT_TO_DO = {
     "UsageError": "Change the argument that the message names; it says which values are allowed. A command ends with "
     "exit code 2. It is a `ValueError`.",
     "BudgetError": "Ask for less, or raise the limit: the message has both numbers. It is a `MemoryError`.",
-    "StaleCacheError": "`--on-mismatch stop` ended the run: stoker did not notice that an input of the dataset changed. "
-    "Epochs since the cache was filled may have had wrong samples; [the rules](../concepts/exact.md) say what it notices.",
+    "StaleCacheError": "`--on-mismatch stop` ended the run: an input of the dataset changed without stoker's notice. "
+    "Epochs since the cache was filled may have had wrong samples; [the rules](../concepts/exact.md) say what it sees.",
     "StateError": "Load a state from this loader, or from one with the same dataset and order. A state from a newer "
     "stoker needs that version. It is a `ValueError`.",
     "TransportError": "A message between processes was damaged: it is a bug in stoker, or something else writes to its "
     "memory. Run with `debug=True`, and report it.",
-    "WorkerDiedError": "The message says how the worker ended. Killed for memory: use fewer workers, or smaller batches. "
+    "WorkerDiedError": "The message says how the worker ended. Killed for memory: fewer workers, or smaller batches. "
     "Killed by a sample: the message names it; `stoker verify` lists all; `on_error=` continues without them.",
-    "WorkerTimeoutError": "No batch came in time: use a larger `timeout=`, or `sample_timeout=`, which names the sample.",
+    "WorkerTimeoutError": "No batch came in time: a larger `timeout=`, or `sample_timeout=`, which names the sample.",
     "SampleError": "More samples failed than `max_errors=` allows. Fix those that the message and the quarantine file "
     "list, or allow more.",
     "SampleTimeoutError": "The sample that the message names took longer than `sample_timeout=`. Its worker's stack "
