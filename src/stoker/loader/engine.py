@@ -241,7 +241,7 @@ def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog]
     staged = staged_in(loader.dataset)
     if staged is not None:
         init = loader.worker_init_fn
-        staged._begin(init is None or only_seeds(init))
+        staged._begin((init is None or only_seeds(init)) and not can_start.thread_of_script())
         if not loader._auto_collation:
             alone(loader.dataset)
     return faults
