@@ -302,8 +302,8 @@ class Staged(Dataset[Sample]):
     # -- changes
 
     def _begin(self, forks_are_same: bool = False) -> None:
-        """Begins an epoch in the parent process; starts a new cache if the dataset has changed. ``forks_are_same``: from
-        here on no code of the user runs before a worker's first sample, neither in a thread nor in the worker."""
+        """Begins an epoch in the parent process; starts a new cache if the dataset has changed. ``forks_are_same``: no
+        code of the user runs between this call and a worker's first sample, neither in a thread nor in the worker."""
         self._epochs_are_announced = True
         self._epoch += 1
         self._filler.begin_epoch()
