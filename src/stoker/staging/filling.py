@@ -82,7 +82,9 @@ class Filler:
         self._is_whole = is_whole  # the deterministic part is the whole sample
         self._disable = disable  # called with the reason when the cache becomes unusable
         reads, opened = (None, {}) if split is None else (split.reads, split.opened)
-        self.vetting = Vetting(dataset, vetted, self.random_states, self._inputs, reads, opened, disable)
+        self.vetting = Vetting(
+            dataset, vetted, self.random_states, self._inputs, reads, opened, disable, lambda: self._may_move
+        )
         self._samples = len(dataset)
         self._asked = 0  # samples requested, including those in the cache
         self.part_s = 0.0  # time per sample of the last batch; 0.0 until one was made

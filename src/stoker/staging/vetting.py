@@ -51,6 +51,7 @@ class Vetting:
         reads: Collection[str] | None,
         opened: dict[str, Entry],
         end: Callable[[str], None],
+        may_move: Callable[[], Collection[str]],
     ) -> None:
         self.dataset = dataset
         self._vetted = vetted
@@ -60,6 +61,7 @@ class Vetting:
         self._reads = reads  # names of attributes and globals that cached parts may read; None: any
         self._opened = opened  # what loading samples creates. See ``Inputs.opened``.
         self._end = end  # ends the cache, with a reason
+        self._may_move = may_move  # returns names of generators that samples may draw from
         self._failures = 0
 
     def run(self, make: Callable[[], T]) -> tuple[T, bool]:
@@ -98,7 +100,7 @@ class Vetting:
 
     def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, list[str]]:
         """Whether ``make`` gives the same again and changes nothing; and its changes to what cached parts read."""
-        held = self._inputs()
+        held, may_move = self._inputs(), set(self._may_move())
         code = Executed(self.dataset)
         is_same = True
         for k in range(RUNS):
@@ -108,7 +110,7 @@ class Vetting:
                 is_same = is_same and equal_bits(made, code.run(make) if k == 0 else make())
             except (Exception, Unplanned):
                 is_same = False
-            is_same = is_same and not before.moved()
+            is_same = is_same and may_move.issuperset(before.moved())
         later = self._inputs()
         changes = [] if held is None or later is None else held.changes(later, self._opened)
         read = [change for change in changes if self._reads is None or _name_in(change) in self._reads]

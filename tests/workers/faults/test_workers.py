@@ -158,7 +158,7 @@ def test_a_worker_that_exits_with_0_though_tasks_are_left_is_replaced() -> None:
     loader = loader_of(Drawn(8), MODES["auto"], worker_init_fn=_leave_once)
     with pytest.warns(StokerWarning, match="exit code 0"):
         shaken = bits(loader, epochs=1)
-    assert deaths(loader) == 2
+    assert deaths(loader) in (1, 2)  # the other may not have been missed yet
     calm = bits(loader_of(Drawn(8), MODES["auto"]), epochs=1)
     assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
 
