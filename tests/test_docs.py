@@ -195,7 +195,7 @@ def test_what_is_generated_covers_the_source() -> None:
     assert "## slow_decode" in made["reference/causes.md"]
     assert "stoker cache prune" in made["reference/commands.md"]
     assert "::: stoker.Staged" in made["reference/api.md"]
-    assert "sample_timeout needs workers" in made["reference/messages.md"]
+    assert "sample_timeout needs a worker process" in made["reference/messages.md"]
     assert "LoaderReport" in made["reference/report-schema.md"]
 
 

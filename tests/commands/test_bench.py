@@ -250,7 +250,7 @@ def test_a_loader_with_batches_of_its_own() -> None:
     for own in (loader, DataLoader(Rows(), batch_size=None)):
         with pytest.raises(UsageError, match="makes its own batches"):
             variant(own, batch_size=8)
-    with pytest.raises(UsageError, match="say how many workers"):
+    with pytest.raises(UsageError, match="Pass a number of workers"):
         variant(stoker.DataLoader(Rows(), num_workers="auto"), engine="torch")
     with pytest.raises(UsageError, match="one of torch, stoker"):
         variant(loader, engine="none")
@@ -334,10 +334,10 @@ def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert json.loads(capfd.readouterr().out)["settings"]["batch_size"] == 32
     wrong = {
         (f"{target}:nothing",): "has no 'nothing'",
-        ("no_such_file.py:x",): "there is no file",
-        (f"{target}:five",): "neither a Dataset nor a DataLoader",
+        ("no_such_file.py:x",): "does not exist",
+        (f"{target}:five",): "not a Dataset or a DataLoader",
         (f"{target}:empty",): "is empty",
-        (f"{target}:data", "--json", str(tmp_path / "no" / "file")): "cannot be written",
+        (f"{target}:data", "--json", str(tmp_path / "no" / "file")): "cannot write the report",
     }
     for args, words in wrong.items():
         assert run(*args) == 2

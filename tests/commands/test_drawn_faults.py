@@ -31,7 +31,7 @@ LOOKS_S = 1.0  # for a worker: in many scripts there is none at most moments
 PATIENCE_S = 15  # until all of its processes have gone
 MARK = "STOKER_DRAW"  # in the environment of all that a run starts
 MB = 1 << 20
-FEWER = "because no more can be started: Too many open files. Random augmentation depends on that number"
+FEWER = "because no more can be started: Too many open files. Random augmentation depends on the number of workers"
 MEMORY = Path("/sys/fs/cgroup/memory")
 Outcome = tuple[int, str]
 

@@ -386,12 +386,12 @@ def test_random_augmentation_is_measured_as_it_comes() -> None:
     [
         ([], {}, "is empty"),
         (Stream(), {}, "is an iterable dataset"),
-        (5, {}, "neither a Dataset nor a DataLoader"),
+        (5, {}, "not a Dataset or a DataLoader"),
         ([("a", 1), ("b", 2)], {}, "no image in its samples; sample 0: no image, but str, int"),
         ([torch.zeros(5)] * 3, {}, r"Tensor \(5,\)"),
         ([{"x": RGB[0]}], {"key": "y"}, "there is no 'y' in a sample: it is a dict"),
         ([(RGB[0], 1)], {"key": "1"}, "no image, but int"),
-        (list(RGB), {"layout": "WHC"}, "layout='WHC'"),
+        (list(RGB), {"layout": "WHC"}, "layout must be .*, not 'WHC'"),
     ],
 )
 def test_wrong_usage(data: Any, kw: Any, words: str) -> None:
@@ -464,12 +464,12 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
     )
     wrong = {
         (f"{target}:nothing",): "has no 'nothing'",
-        (f"{target}:five",): "neither a Dataset nor a DataLoader",
+        (f"{target}:five",): "not a Dataset or a DataLoader",
         (f"{target}:none",): "is empty",
         (f"{target}:labels", "--num-workers", "0"): "no image in its samples",
         (f"{target}:data", "--key", "7", "--num-workers", "0"): "there is no '7'",
-        (f"{target}:data", "--json", str(tmp_path / "no" / "file")): "cannot be written",
-        ("nowhere.py:data",): "there is no file nowhere.py",
+        (f"{target}:data", "--json", str(tmp_path / "no" / "file")): "cannot write the report",
+        ("nowhere.py:data",): "file nowhere.py does not exist",
     }
     for args, words in wrong.items():
         assert run(*args) == 2

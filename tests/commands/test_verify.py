@@ -91,7 +91,7 @@ def test_what_hangs_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[
     found = json.loads(said[said.index("{") :])  # "reading" comes from the dataset
     assert [(f["index"], f["kind"]) for f in found["failed"]] == [(9, "timeout")]
     assert run(f"{target}:stuck", "--num-workers", "0", "--sample-timeout", "1") == 2
-    assert "sample_timeout needs workers" in capfd.readouterr().err
+    assert "sample_timeout needs a worker process" in capfd.readouterr().err
 
 
 def test_a_whole_dataset_is_exit_code_0(target: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -125,8 +125,8 @@ def test_wrong_usage_is_exit_code_2(target: str, tmp_path: Path, capfd: pytest.C
         (f"{target}:nothing",): "has no 'nothing'",
         (f"{target}:stream",): "Stream is an iterable dataset",
         (f"{target}:none",): "is empty",
-        (f"{target}:whole", "--json", str(tmp_path / "no" / "file")): "cannot be written",
-        (f"{target}:whole", "--quarantine", str(tmp_path / "no" / "file")): "cannot be written",
+        (f"{target}:whole", "--json", str(tmp_path / "no" / "file")): "cannot write the report",
+        (f"{target}:whole", "--quarantine", str(tmp_path / "no" / "file")): "cannot write",
     }
     for args, words in wrong.items():
         assert run(*args) == 2

@@ -258,7 +258,7 @@ def test_a_context_whose_workers_are_no_processes_gets_torchs_own_iterator(name:
     assert out.stdout.splitlines() == [
         "276 _MultiProcessingDataLoaderIter",
         "276 _MultiProcessingDataLoaderIter",
-        "StateError: this loader's place cannot be saved: multiprocessing_context=Threads does not start processes by "
+        "StateError: this loader's position cannot be saved: multiprocessing_context=Threads does not start processes by "
         "fork, spawn or forkserver, so torch's own iterator serves this loader",
         "still here",
     ]

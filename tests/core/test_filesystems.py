@@ -83,7 +83,7 @@ def test_workers_make_a_filesystem_anew_that_was_opened_before_the_fork() -> Non
     assert torch.equal(torch.cat(list(loader)), EXPECTED)
     assert data[1].tolist() == EXPECTED[1].tolist()
     assert loader.decisions == [
-        "dataset.fs (Remote) was opened before the workers were started, and each opens its own"
+        "dataset.fs (Remote) was opened before the workers started, so each worker opens its own"
     ]
 
 
@@ -144,6 +144,6 @@ def test_a_file_opened_before_the_fork_gets_other_workers() -> None:
 def test_where_no_other_workers_can_be_started_the_remedy_is_named() -> None:
     data = FromFile(File(Remote(), "x"))
     loader = stoker.DataLoader(data, num_workers=1, collate_fn=lambda x: x, multiprocessing_context="fork")
-    with pytest.warns(StokerWarning, match=r"It will wait for ever\. Open it in __getitem__"):
+    with pytest.warns(StokerWarning, match=r"The worker will wait forever\. Open it in __getitem__"):
         it = iter(loader)
     it._shutdown_workers()

@@ -165,7 +165,7 @@ def test_check_writes_json_where_it_is_asked_to(tmp_path: Path) -> None:
     assert "cores" in p.stdout  # and the text is shown
     p = stoker("check", "--json", str(tmp_path / "none" / "grant.json"))
     assert p.returncode == 2
-    assert "there is no folder" in p.stderr
+    assert "does not exist" in p.stderr
 
 
 class Pynvml:

@@ -147,5 +147,5 @@ def test_auto_without_a_device_is_off_and_says_so() -> None:
 
 
 def test_another_word_is_an_error() -> None:
-    with pytest.raises(UsageError, match="pin_memory='always': True, False or \"auto\""):
+    with pytest.raises(UsageError, match="pin_memory must be True, False or \"auto\", not 'always'"):
         stoker.DataLoader(range(3), pin_memory="always")  # type: ignore[arg-type]

@@ -202,7 +202,10 @@ def test_wrong_places(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeyp
     script = tmp_path / "train.py"
     script.write_text("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
-    for place, why in ((tmp_path, "it is a folder"), (tmp_path / "no" / "a.html", f"there is no folder {tmp_path}/no")):
+    for place, why in (
+        (tmp_path, "it is a directory"),
+        (tmp_path / "no" / "a.html", f"directory {tmp_path}/no does not exist"),
+    ):
         assert main.main(["run", "--html", str(place), str(script)]) == 2
         assert why in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "jinja2", None)

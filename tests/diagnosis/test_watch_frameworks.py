@@ -304,7 +304,7 @@ SHAPES = (
 
 # Class: epochs, whether the engine is there with --apply, and what is said where it is not.
 EXPECTED = {
-    "Stateful": (2, False, "a class of their own, OwnIter"),
+    "Stateful": (2, False, "its own iterator class, OwnIter"),
     "MultiEpochs": (2, True, ""),
     "Infinite": (3, True, ""),
     "Fast": (4, False, "__main__ uses torch's iterators without a DataLoader"),

@@ -312,7 +312,7 @@ def test_once_a_file_is_open_here_no_worker_is_forked(eager: pytest.MonkeyPatch,
     for _ in range(2):
         assert all(epoch(loader)[1])
         assert data.file is not None
-    assert any("would share it" in d for d in loader.decisions)
+    assert any("would have to share it" in d for d in loader.decisions)
     data.file.close()
 
 

@@ -75,5 +75,5 @@ def test_a_worker_that_touches_the_device_is_told_what_to_do() -> None:
 
 def test_settings_of_workers_are_said_to_have_no_effect(standing_in: None) -> None:
     loader = stoker.DataLoader(TensorDataset(torch.arange(9)), num_workers=2, worker_init_fn=print, timeout=5)
-    with pytest.warns(StokerWarning, match="worker_init_fn, timeout. The reason: batches are made in this process"):
+    with pytest.warns(StokerWarning, match="worker_init_fn, timeout. Reason: batches are made in this process"):
         list(loader)

@@ -64,7 +64,7 @@ def test_fewer_batches_are_made_ahead_and_none_changes(
     assert all((x == y).all() and (i == j).all() for (x, i), (y, j) in zip(want, got, strict=True))
     lines = [r.getMessage() for r in caplog.records]
     assert len(lines) == 1
-    assert "one batch ahead" in lines[0]
+    assert "prefetches one batch only" in lines[0]
     assert loader.decisions[-1:] == lines
 
 
@@ -86,7 +86,7 @@ def test_free_slots_are_given_back(short: list[int]) -> None:
                 short[0] = 100 << 20
         used.append(memory_of(loader))
 
-    with pytest.warns(StokerWarning, match="one batch ahead"):
+    with pytest.warns(StokerWarning, match="prefetches one batch only"):
         epoch()
     assert used[1] < used[0] / 2, used
 
@@ -111,10 +111,10 @@ def test_caches_are_given_back_first(short: list[int]) -> None:
     reclaim.add(holder)
     watch = memory_pressure.MemoryPressure(lambda: shrunk.append(True), said.append)
     short[0] = 100 << 20
-    with pytest.warns(StokerWarning, match="the 300 MB of the cache are given back"):
+    with pytest.warns(StokerWarning, match="freed the cache's 300 MB"):
         watch.check()
     assert not shrunk
-    with pytest.warns(StokerWarning, match="one batch ahead"):
+    with pytest.warns(StokerWarning, match="prefetches one batch only"):
         watch.check()
     assert len(said) == 2
     assert shrunk
@@ -192,7 +192,7 @@ def test_a_cgroup_that_fills_up_is_survived(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.startswith("batches 300 ballast")
-        assert "one batch ahead for each worker" in done.stderr
+        assert "each worker prefetches one batch only" in done.stderr
 
 
 GROWS = """

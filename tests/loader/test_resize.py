@@ -330,7 +330,7 @@ def test_without_workers_left_an_epoch_ends() -> None:
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True, None, np.float32(2), torch.tensor(1.5)], ids=repr)
 def test_resize_refuses_what_is_no_count(wrong: Any) -> None:
     loader = auto(Drawn(), 1)
-    with pytest.raises(UsageError, match=r"resize\(.*at least 1"):
+    with pytest.raises(UsageError, match=r"resize\(\) needs a positive integer"):
         loader.resize(wrong)
 
 
@@ -343,7 +343,7 @@ def test_resize_takes_whole_numbers_of_any_kind(count: Any) -> None:
 
 @pytest.mark.parametrize("word", ["Auto", "AUTO", " auto"])
 def test_a_count_is_a_number_or_auto(word: str) -> None:
-    with pytest.raises(UsageError, match=f"num_workers={word!r}"):
+    with pytest.raises(UsageError, match=f"num_workers must be .*, not {word!r}"):
         stoker.DataLoader(Drawn(), num_workers=word)
 
 
@@ -400,7 +400,7 @@ def test_a_loader_without_workers_gets_some() -> None:
 @pytest.mark.parametrize("workers", [1, 4, "auto"])
 def test_a_budget_too_small_for_a_batch_has_both_numbers(workers: Any) -> None:
     loader = stoker.DataLoader(Large(), batch_size=4, num_workers=workers, budget="1MB")
-    with pytest.raises(BudgetError, match=r"one batch takes 1,6\d\d,\d\d\d bytes and the budget is 1,000,000"):
+    with pytest.raises(BudgetError, match=r"one batch takes 1,6\d\d,\d\d\d bytes, but the budget is 1,000,000"):
         next(iter(loader))
 
 
@@ -422,7 +422,7 @@ def test_so_has_one_for_either_kind_of_workers(method: str, collate: Any, budget
     loader = stoker.DataLoader(
         Large(), batch_size=4, num_workers=2, budget=budget, worker_method=method, collate_fn=collate
     )
-    with pytest.raises(BudgetError, match=r"one batch takes 1,6\d\d,\d\d\d bytes and the budget is 1"):
+    with pytest.raises(BudgetError, match=r"one batch takes 1,6\d\d,\d\d\d bytes, but the budget is 1"):
         next(iter(loader))
 
 
@@ -464,7 +464,7 @@ def test_a_budget_large_enough_is_no_error() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "4 parsecs", 0, -5, 1.5, 0.0, True, "MB"])
 def test_a_budget_that_is_none(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="budget="):
+    with pytest.raises(UsageError, match="budget must be"):
         stoker.DataLoader(Drawn(), budget=wrong)
 
 

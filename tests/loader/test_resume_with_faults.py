@@ -218,9 +218,9 @@ def test_a_dataset_with_a_state_is_not_begun_anew_in_another_worker() -> None:
 
     with pytest.raises((WorkerDiedError, RuntimeError), match=r"exited unexpectedly|killed by signal"):
         list(loader_of(Killer(), num_workers=1))
-    with pytest.raises(UsageError, match='on_worker_death="restart" starts another worker, but the state'):
+    with pytest.raises(UsageError, match='on_worker_death="restart" replaces a worker that dies, but the dataset'):
         loader_of(Memory(), num_workers=1, on_worker_death="restart")
-    with pytest.raises(UsageError, match="sample_timeout replaces the worker that hangs, but the state"):
+    with pytest.raises(UsageError, match="sample_timeout replaces the worker that hangs, but the dataset's state"):
         loader_of(Memory(), num_workers=1, sample_timeout=3.0)
     assert [len(x) for x, _ in loader_of(Memory(), num_workers=2, on_error="skip")] == [3, 3, 3, 3]
 

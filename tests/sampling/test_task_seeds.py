@@ -244,13 +244,13 @@ def test_what_threads_have_in_common_is_named(kind: str) -> None:
         found += [str(w.message) for w in caught if issubclass(w.category, StokerWarning)]
         if found:
             break
-    assert re.match(f'{place} is one random generator.*worker_method="process"', found[0], re.DOTALL)
+    assert re.match(f'{place} is a single random generator.*worker_method="process"', found[0], re.DOTALL)
 
 
 def test_threads_without_task_seeds_are_as_before_and_the_generator_is_named() -> None:
     dataset = Own()
     state = dataset.transform[0].R.get_state(legacy=False)
-    with pytest.warns(StokerWarning, match="^dataset.* is one random generator"):
+    with pytest.warns(StokerWarning, match="^dataset.* is a single random generator"):
         for _ in stoker.DataLoader(dataset, batch_size=BATCH, num_workers=2, worker_method="thread"):
             pass
     now = dataset.transform[0].R.get_state(legacy=False)
@@ -413,7 +413,7 @@ class Stubborn(Own):
 
 
 def test_a_dataset_that_cannot_be_copied_is_named() -> None:
-    with pytest.warns(StokerWarning, match="^dataset.* is one random generator"):
+    with pytest.warns(StokerWarning, match="^dataset.* is a single random generator"):
         epochs(Stubborn(), num_workers=2, worker_method="thread")
 
 

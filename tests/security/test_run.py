@@ -180,7 +180,7 @@ def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path, mode: int) -
     folder.mkdir()
     folder.chmod(mode)
     for use in (private_sockets.connect, private_sockets.meet):
-        with pytest.raises(PermissionError, match="other users may enter it"):
+        with pytest.raises(PermissionError, match="other users have access to it"):
             use(str(folder), "x", 1.0)  # type: ignore[operator]
     folder.chmod(0o700)
     link = tmp_path / "link"
@@ -195,7 +195,7 @@ def test_the_folder_of_another_user_is_not_used(temp: Path) -> None:
     folder = temp / "run"
     folder.mkdir(0o700)
     os.chown(folder, OTHER, OTHER)
-    with pytest.raises(PermissionError, match="other users may enter it"):
+    with pytest.raises(PermissionError, match="other users have access to it"):
         private_sockets.meet(str(folder), "x", 1.0)
 
 

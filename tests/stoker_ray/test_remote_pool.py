@@ -376,7 +376,8 @@ def test_what_is_missing_is_said_and_this_machine_goes_on_alone(case, monkeypatc
         "device": r"has a tensor on meta, and other nodes have no such device: keep it on the CPU",
     }
     dataset = OnDevice(40) if case == "device" else Drawn(40)
-    with pytest.warns(StokerWarning, match=f"No workers on other nodes: .*{said[case]}.*This machine goes on alone"):  # noqa: PT031
+    match = f"No workers on other nodes: .*{said[case]}.*Only this machine loads batches"
+    with pytest.warns(StokerWarning, match=match):  # noqa: PT031
         loader = loader_of(dataset, "ray:127.0.0.1:1")
         got = bits(loader)
         if nodes_of(loader)._thread is not None:

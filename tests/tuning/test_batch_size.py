@@ -284,7 +284,7 @@ def test_the_command(device: Device, target: str, tmp_path: Path, capfd: pytest.
     wrong = {
         ("--step", f"{target}:five"): "step is of type int",
         ("--step", f"{target}:nothing"): "has no 'nothing'",
-        ("--json", str(tmp_path / "no" / "file")): "cannot be written",
+        ("--json", str(tmp_path / "no" / "file")): "cannot write the report",
     }
     for args, words in wrong.items():
         assert run(f"{target}:make_loader", *args) == 2

@@ -32,7 +32,7 @@ def typed(data: str, context: str) -> str:
 @pytest.mark.slow
 def test_a_class_that_no_new_process_finds_is_refused() -> None:
     said = typed("Own(range(4))", "spawn")
-    assert said.startswith("UsageError Own was defined in a notebook or an interpreter")
+    assert said.startswith("UsageError Own was defined in a notebook or interactive interpreter")
     assert 'use multiprocessing_context="fork"' in said
 
 

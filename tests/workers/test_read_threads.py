@@ -126,7 +126,7 @@ def test_samples_are_loaded_at_once(kind: str) -> None:
     order = torch.cat([x for _, x in found]).tolist()
     assert order == (list(range(N))[::-1] if kind == "subset" else list(range(N)))
     assert INSIDE[1] > int(loader.num_workers)
-    assert any("4 threads of each worker" in line for line in loader.decisions)
+    assert any("4 threads in each worker" in line for line in loader.decisions)
 
 
 def reads(load: Callable[[int], Any], threads: int | None = None) -> ReadThreads:
@@ -234,7 +234,9 @@ def test_what_a_dataset_shares_between_samples_is_found(tmp_path: Path) -> None:
             return file.read(1)[0] ** 2
 
         assert "is an open FileIO" in reads(seeks).why_not
-        with pytest.warns(StokerWarning, match="read_threads=8 has no effect: a sample that is loaded beside others"):
+        with pytest.warns(
+            StokerWarning, match="read_threads=8 has no effect: a sample differs when it is loaded in parallel"
+        ):
             assert reads(seeks, threads=8).why_not == OTHER
     angles = itertools.cycle(range(4))
 
@@ -250,7 +252,7 @@ def test_what_a_dataset_shares_between_samples_is_found(tmp_path: Path) -> None:
     found = ReadThreads(turns, [turns])
     made = found(list(range(12)))
     assert made == {i: i % 4 for i in range(len(made))}
-    assert found.why_not == "dataset.angles is a cycle, which threads would share"
+    assert found.why_not == "dataset.angles is a cycle, which threads would have to share"
     changes = "dataset.notes was a dict of 4 and is a dict of 12"
     assert reads(notes_all).why_not == f"loading samples changes the dataset: {changes}"
 
@@ -321,7 +323,7 @@ def test_a_sample_is_compared_now_and_then(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.warns(StokerWarning) as told:
         assert found([0, 1]) == {}
     texts = [str(w.message) for w in told]
-    assert any(text.startswith("Sample 0 was loaded by threads, and is another one") for text in texts)
+    assert any(text.startswith("Sample 0 differs when it is loaded alone") for text in texts)
     assert found.why_not == OTHER
 
 
@@ -391,8 +393,8 @@ def test_a_staged_dataset_prepares_at_once_and_draws_in_order(cache: str | None)
     expected, one = batches(staged(), epochs=2, read_threads=1)
     found, several = batches(staged(), epochs=2, read_threads=4)
     assert same(found, expected)
-    assert not any("threads of each worker" in line for line in one.decisions)
-    assert any("threads of each worker" in line for line in several.decisions)
+    assert not any("threads in each worker" in line for line in one.decisions)
+    assert any("threads in each worker" in line for line in several.decisions)
 
 
 class Stream(IterableDataset[int]):
@@ -408,15 +410,15 @@ class Whole(Far):
 @pytest.mark.parametrize(
     ("dataset", "more", "text"),
     [
-        (Far(), {"read_threads": 0}, "read_threads=0: a whole number, at least 1"),
-        (Far(), {"read_threads": "all"}, "read_threads='all': a whole number"),
-        (Far(), {"read_threads": True}, "read_threads=True: a whole number"),
-        (Stream(), {}, "the samples of a stream come one after the other"),
-        (Far(), {"batch_size": None}, "has no batches"),
+        (Far(), {"read_threads": 0}, 'positive integer, "auto" or None, not 0'),
+        (Far(), {"read_threads": "all"}, "positive integer"),
+        (Far(), {"read_threads": True}, 'positive integer, "auto" or None, not True'),
+        (Stream(), {}, "an iterable dataset yields one sample at a time"),
+        (Far(), {"batch_size": None}, "makes no batches"),
         (Far(), {"worker_method": "thread"}, "use more workers"),
-        (Far(), {"num_workers": 0}, "Use num_workers=1"),
-        (Whole(), {}, "a Whole makes batches as a whole"),
-        (TensorDataset(torch.arange(3)), {}, "a TensorDataset makes batches as a whole"),
+        (Far(), {"num_workers": 0}, "Set num_workers to 1 or more"),
+        (Whole(), {}, "a Whole makes whole batches"),
+        (TensorDataset(torch.arange(3)), {}, "a TensorDataset makes whole batches"),
     ],
 )
 def test_what_cannot_be_is_refused(dataset: Any, more: dict[str, Any], text: str) -> None:

@@ -58,10 +58,10 @@ def check_writable(path: Path, option: str = "--json") -> None:
     """Raises UsageError before the run, not after it, if the file cannot be written."""
     reason = ""
     if os.path.isdir(path):  # unlike Path.is_dir, does not raise without permission
-        reason = "it is a folder"
+        reason = "it is a directory"
     elif not os.path.isdir(path.parent):
-        reason = f"there is no folder {path.parent}"
+        reason = f"directory {path.parent} does not exist"
     elif not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
         reason = "no write access"
     if reason:
-        raise UsageError(f"the report cannot be written to {path}: {reason} ({option} FILE names another place)")
+        raise UsageError(f"cannot write the report to {path}: {reason}. Choose another file with {option} FILE")

@@ -71,9 +71,9 @@ class Knobs:
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
-            raise UsageError(f"num_workers is {self.num_workers}; the process engine needs at least 1")
+            raise UsageError(f"num_workers must be at least 1 for worker processes, not {self.num_workers}")
         if self.prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1")
+            raise UsageError(f"prefetch_factor must be at least 1, not {self.prefetch_factor}")
 
     @cached_property  # both are read for each batch
     def window(self) -> int:
@@ -98,7 +98,7 @@ class Budget:
     def __post_init__(self) -> None:
         if self.lease_bytes < 0 or self.lease_slots < 0 or self.flight_bytes < 0:
             raise UsageError(
-                f"a budget cannot be negative: lease_bytes={self.lease_bytes}, lease_slots={self.lease_slots}, "
+                f"budgets must not be negative: lease_bytes={self.lease_bytes}, lease_slots={self.lease_slots}, "
                 f"flight_bytes={self.flight_bytes}"
             )
 
@@ -127,5 +127,8 @@ def parse_bytes(value: int | float | str, of: int, name: str = "budget") -> int:
     elif isinstance(value, int) and not isinstance(value, bool):
         nbytes = value
     if nbytes < 1:
-        raise UsageError(f'{name}={value!r}: bytes, "4GB", or a share of the memory granted between 0 and 1')
+        raise UsageError(
+            f'{name} must be bytes, a size such as "4GB", or a share of the available memory between 0 and 1, not '
+            f"{value!r}"
+        )
     return int(nbytes)

@@ -52,7 +52,7 @@ def _entered(folder: str) -> Iterator[int]:
     try:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(errno.EPERM, "other users may enter it", folder)
+            raise PermissionError(errno.EPERM, "other users have access to it", folder)
         yield fd
     finally:
         os.close(fd)

@@ -120,7 +120,9 @@ class RandomState:
         """Parses states that ``to_text`` wrote, by name. Raises StateError if a text is not valid for a generator of
         that name."""
         if "generator" in texts and generator is None:
-            raise StateError("the state dict has random state for the sampler's generator, and the sampler has none")
+            raise StateError(
+                "the state dict has random state for the sampler's generator, but the sampler has no generator"
+            )
         state = cls((), ())
         for name, text in texts.items():
             if name not in NAMES:
@@ -191,7 +193,7 @@ def set_from_text(generator: torch.Generator, text: str) -> None:
     try:
         set_state(generator, from_text(text))
     except (RuntimeError, TypeError, ValueError) as e:
-        raise StateError(f"the state dict's random state is not for this {generator.device} generator: {e}") from None
+        raise StateError(f"the state dict's random state does not fit this {generator.device} generator: {e}") from None
 
 
 # -- as text
@@ -251,7 +253,7 @@ def _read_python(text: str) -> Value:
 def _numpy_text(value: Value) -> str:
     state = numpy_state.as_dict(value)
     if state["bit_generator"] != "MT19937":
-        raise StateError(f"NumPy's process-wide generator is a {state['bit_generator']}: its state cannot be saved")
+        raise StateError(f"NumPy's process-wide generator is a {state['bit_generator']}, whose state cannot be saved")
     words = [*state["state"]["key"].tolist(), int(state["state"]["pos"]), int(state["has_gauss"])]
     return _twister_text(words, float(state["gauss"]))
 

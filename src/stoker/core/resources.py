@@ -247,11 +247,11 @@ def memory_low() -> int:
 def workers_bound(each: int) -> tuple[int, str]:
     """Upper bound for workers of ``each`` bytes in this process, and a description of the limit that sets it."""
     available, n = memory_available(), ranks()
-    words = f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB"
+    words = f"{available >> 20:,} MB of memory are free and each worker takes {each >> 20:,} MB"
     bounds = [(available // (max(1, each) * n), words if n == 1 else f"{words} in each of {n} ranks")]
     files = _limit("RLIMIT_NOFILE")
     if files is not None:
-        bounds.append(((files - 64) // 8, f"{files:,} open files are allowed and one takes up to 8"))
+        bounds.append(((files - 64) // 8, f"{files:,} open files are allowed and each worker takes up to 8"))
     processes = _limit("RLIMIT_NPROC")
     if processes is not None:
         bounds.append((processes - 1, f"{processes:,} processes are allowed"))
@@ -339,21 +339,22 @@ def _wrong(m: Machine) -> list[str]:
         )
     if m.shm is not None and m.shm < SHM_SMALL:
         out.append(
-            f"/dev/shm has {m.shm >> 20} MB: torch's own loader will end with a bus error on large batches "
-            "(docker run --shm-size=1g); stoker's slots do not live there"
+            f"/dev/shm has {m.shm >> 20} MB: torch's own loader will fail with a bus error on large batches (docker "
+            "run --shm-size=1g); stoker does not use it"
         )
     if m.memory_available < m.memory // 10:
         out.append(
-            f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB memory are free: fewer workers, less prefetch"
+            f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB of memory are free: use fewer workers or a "
+            "smaller prefetch_factor"
         )
     if m.swap_used > m.memory_host // 20:
-        out.append(f"{m.swap_used >> 20} MB are swapped out: something does not fit into memory")
+        out.append(f"{m.swap_used >> 20} MB are swapped out: memory is too small for what runs here")
     for what, share in m.pressure.items():
         if share >= 10:
             out.append(
-                f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): "
-                f"the machine is shared or short of {what}"
+                f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): the machine is shared or has too "
+                f"little {what}"
             )
     if m.open_files is not None and m.open_files < 1024:
-        out.append(f"only {m.open_files} open files are allowed: raise it with ulimit -n 4096")
+        out.append(f"only {m.open_files} open files are allowed: raise the limit with ulimit -n 4096")
     return out

@@ -26,7 +26,7 @@ from .errors import UsageError, one_line
 
 WRITE_BYTES = 1 << 20  # write buffer for items
 NOT_SHAREABLE: list[tuple[str, str]] = [
-    ("dict", "share(list(d.items())) gives a list of pairs; __getitem__ is asked by index, so number the keys once"),
+    ("dict", "share(list(d.items())) gives a list of pairs; __getitem__ gets an index, so number the keys once"),
     ("ndarray", "it is one block already, which fork does not copy"),
     ("Tensor", "it is one block already, which fork does not copy; .share_memory_() for spawn"),
     ("set", "a set has no order: share(sorted(...)) gives a list"),
@@ -62,7 +62,7 @@ def share(obj: Any) -> Any:
         return SharedList._of(obj)
     remedies = [remedy for name, remedy in NOT_SHAREABLE if name in (t.__name__ for t in type(obj).__mro__)]
     raise UsageError(
-        f"share takes a list or a tuple, not {type(obj).__name__}: " + (remedies[0] if remedies else repr(obj)[:80])
+        f"share() needs a list or a tuple, not {type(obj).__name__}: " + (remedies[0] if remedies else repr(obj)[:80])
     )
 
 
@@ -177,8 +177,8 @@ def _encoded(value: Any, kind: str, name: str) -> bytes:
         return pickle.dumps(value, protocol=5)
     except Exception as e:
         raise UsageError(
-            f"{name} ({type(value).__name__}) cannot be shared: {one_line(e)}. "
-            "Keep what it is made from (a path, numbers) and make it in __getitem__"
+            f"{name} ({type(value).__name__}) cannot be shared: {one_line(e)}. Share what it is made from (a path, "
+            "numbers) and create it in __getitem__"
         ) from e
 
 

@@ -42,9 +42,10 @@ def warns_of_lost_engine(check: Callable[[LoaderLike], None]) -> Callable[[Loade
         if getattr(own, "__module__", "").startswith("torchdata.") and carried_by(self) is not None:
             self.num_workers = int(self.num_workers)  # drops the settings: this check runs again
             warn_user(
-                f"A stoker.DataLoader was made into a {type(self).__module__.partition('.')[0]} {type(self).__name__}, "
-                "which has iterators of its own: stoker's engine and settings are lost. stoker.DataLoader has a "
-                "state_dict() itself: leave use_stateful_dataloader out, or do not prepare the loader"
+                f"A stoker.DataLoader was converted to a {type(self).__module__.partition('.')[0]} "
+                f"{type(self).__name__}, which has its own iterators, so stoker's engine and settings no longer "
+                "apply. stoker.DataLoader already has state_dict(): remove use_stateful_dataloader, or do not "
+                "prepare this loader"
             )
 
     return check_worker_number_rationality
@@ -72,7 +73,7 @@ def adopt(loader: Any, given: Attributes, own: Attributes) -> None:
     try:
         validate.check(loader)
     except UsageError as e:
-        warn_user(f"{type(loader).__name__} of {type(loader.dataset).__name__}: {e}. Its errors stay torch's")
+        warn_user(f"{type(loader).__name__} of {type(loader.dataset).__name__}: {e}. Its errors remain torch's")
         held.update({name: own[name] for name in ("on_error", "refill", "sample_timeout", "on_worker_death")})
 
 

@@ -53,7 +53,9 @@ class AllRanks:
         if ranks == 1:
             return join([own])
         if not (dist.is_available() and dist.is_initialized()):
-            raise StateError("AllRanks asks the other ranks: torch.distributed.init_process_group() comes first")
+            raise StateError(
+                "AllRanks communicates with the other ranks: call torch.distributed.init_process_group() first"
+            )
         found: list[JsonObject] = [{}] * ranks
         dist.all_gather_object(found, own)
         return join(found)

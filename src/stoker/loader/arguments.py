@@ -30,35 +30,38 @@ def check_own(loader: Any, context: object, shuffle: object, pin_memory: object)
         load(name).check(address)
     elif loader.worker_method not in METHODS:
         allowed = ", ".join(map(repr, (*METHODS, *others)))
-        raise UsageError(f"worker_method={loader.worker_method!r}: one of {allowed}")
+        raise UsageError(f"worker_method must be one of {allowed}, not {loader.worker_method!r}")
     if loader.worker_method == "thread":
         if context is not None:
             raise UsageError(
-                f'worker_method="thread" has no use for multiprocessing_context={context!r}: leave one out'
+                'worker_method="thread" starts no processes, so it cannot be combined with '
+                f"multiprocessing_context={context!r}. Remove one of the two"
             )
         if not SUPPORTED:
-            raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
+            raise UsageError(f'worker_method="thread" is supported on Linux only, not on {sys.platform}')
     if loader.budget is not None:
         parse_bytes(loader.budget, resources.memory_granted())
     every = loader.snapshot_every_n_steps
     if isinstance(every, bool) or not isinstance(every or 0, int):
-        raise UsageError(f"snapshot_every_n_steps={every!r}: a whole number, or None")
+        raise UsageError(f"snapshot_every_n_steps must be an integer or None, not {every!r}")
     if (every or 0) < 0:
-        raise UsageError(f"snapshot_every_n_steps={every}: at least 0")
+        raise UsageError(f"snapshot_every_n_steps must be at least 0, not {every}")
     if loader.transform_on_device is not None and loader.device is None:
-        raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
+        raise UsageError(
+            'transform_on_device= needs device=. Pass device="cpu" to run the transform without an accelerator'
+        )
     if isinstance(shuffle, str) and shuffle not in SHUFFLES:
         allowed = " or ".join(f'"{name}"' for name in SHUFFLES)
-        raise UsageError(f"shuffle takes True, False, None, {allowed}, not {shuffle!r}")
+        raise UsageError(f"shuffle must be True, False, None, {allowed}, not {shuffle!r}")
     if isinstance(pin_memory, str) and pin_memory != "auto":
-        raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
+        raise UsageError(f'pin_memory must be True, False or "auto", not {pin_memory!r}')
 
 
 def auto_workers(num_workers: int | str, dataset: object) -> int | str:
     """Replaces "auto" by a first guess. Returns other values unchanged; torch raises for other strings."""
     if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":
         if num_workers != "auto":
-            raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
+            raise UsageError(f'num_workers must be an integer or "auto", not {num_workers!r}')
         num_workers = AutoWorkers(0)
     if not isinstance(num_workers, AutoWorkers) or num_workers:
         return num_workers

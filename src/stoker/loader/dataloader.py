@@ -318,7 +318,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         with contextlib.suppress(TypeError):
             num_workers = 0 if isinstance(asked, bool) else operator.index(asked)
         if type(num_workers) is not int or num_workers < 1:
-            raise UsageError(f"resize({asked!r}): the number of workers is a whole number, at least 1")
+            raise UsageError(f"resize() needs a positive integer, not {asked!r}")
         state = state_of(self)
         each = max(state.metrics.worker_pss.values(), default=resources.WORKER_BYTES)
         most, why = resources.workers_bound(each)

@@ -66,11 +66,11 @@ def bypass(loader: object, it: object) -> str:
     if cls.__module__.startswith("stoker.") or (cls in _TORCHS and isinstance(loader, torch_loader.DataLoader)):
         return ""
     if cls.__module__.startswith("torchdata."):
-        return "torchdata's StatefulDataLoader has iterators of its own, and what its state_dict() says is about them"
+        return "torchdata's StatefulDataLoader has its own iterators, and its state_dict() describes those"
     if cls in _TORCHS:
         return f"{type(owner(loader)).__module__} uses torch's iterators without a DataLoader"
     if isinstance(it, torch_loader._BaseDataLoaderIter):
-        return f"its iterators are of a class of their own, {cls.__qualname__}"
+        return f"it uses its own iterator class, {cls.__qualname__}"
     return f"its class {type(loader).__qualname__} makes batches without torch's iterators"
 
 

@@ -122,13 +122,14 @@ def _resume(loader: LoaderLike, state: LoaderState, saved: State) -> _BaseDataLo
 def _warn_of_differences(loader: LoaderLike, state: LoaderState, saved: State) -> None:
     if (saved.next or saved.finished) and _task_seeds(loader, state) and not saved.task_seeds:
         warn_user(
-            "The run that was saved had random state by worker, as torch sets it, and here it is set by task: order "
-            "and samples are that run's, random augmentation is another draw. task_seeds=False keeps to torch's."
+            "The saved run seeded random generators per worker, as torch does; this loader seeds them per task. "
+            "Order and samples are the same, but random augmentation differs. Pass task_seeds=False to seed as torch "
+            "does."
         )
     if not saved.torch_rng_restored and (saved.task_seeds or "torch" in saved.sampler_rng):
         warn_user(
-            "torch's global random generator is not in the state in which this run was saved, so the epochs after this "
-            "one differ from that run's. Save torch.get_rng_state() beside the loader's state and call "
+            "The state of torch's global random generator differs from the one in which this run was saved, so later "
+            "epochs will differ from that run's. Save torch.get_rng_state() beside the loader's state and call "
             "torch.set_rng_state() before iterating, or give the loader a generator=."
         )
 
@@ -149,7 +150,7 @@ def state_dict(loader: LoaderLike) -> JsonObject:
         state.unclaimed_iterator = iter(loader)  # type: ignore[assignment]
     if state.cursor is None:
         state.unclaimed_iterator = None  # otherwise its workers would live on
-        raise StateError(f"this loader's place cannot be saved: {torch_serves(loader)}")
+        raise StateError(f"this loader's position cannot be saved: {torch_serves(loader)}")
     return state.cursor.save().to_dict()
 
 
@@ -191,9 +192,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
     if getattr(loader, "debug", False) or os.environ.get("STOKER_DEBUG") == "1":
         from .inline_iterator import DebugIter
 
-        _warn_ignored(
-            loader, "what fails is raised, and nothing is timed, with debug=True", "on_error", "sample_timeout"
-        )
+        _warn_ignored(loader, "debug=True raises every error and enforces no time limit", "on_error", "sample_timeout")
         return DebugIter(loader, cursor)
     if cursor.saved is not None and cursor.saved.idle:
         return _nothing(loader, cursor)
@@ -209,13 +208,13 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
         standby = state.place.workers, state.place.prefetch or 2
     if loader.num_workers == 0 and standby is None:
         if elsewhere(method) is not None:
-            _warn_ignored(loader, "nodes of a cluster help workers, and num_workers is 0", "worker_method")
+            _warn_ignored(loader, "cluster nodes only assist local workers, and num_workers is 0", "worker_method")
         return _inline(loader, cursor, faults)
     torchs = torch_serves(loader)
     if not torchs:
         return _pool_or_inline(loader, state, cursor, faults, method, standby)
     if cursor.saved is not None:
-        raise StateError(f"no run can be resumed: {torchs}")
+        raise StateError(f"this loader cannot resume a run: {torchs}")
     return torch_get_iterator(loader)  # type: ignore[arg-type]
 
 
@@ -224,8 +223,8 @@ def _nothing(loader: LoaderLike, cursor: Cursor) -> _BaseDataLoaderIter:
     from .inline_iterator import DebugIter
 
     warn_user(
-        f"This epoch of an iterable dataset was begun in fewer parts than there are ranks ({cursor.ranks}), so rank "
-        f"{cursor.rank} has none to the end of it. The next epoch is divided anew."
+        f"This epoch of an iterable dataset began with fewer parts than there are ranks now ({cursor.ranks}), so rank "
+        f"{cursor.rank} gets no samples until it ends. The next epoch is divided among all ranks."
     )
     it = DebugIter(loader, cursor)
     it.ends_with_epoch = True
@@ -260,7 +259,7 @@ def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
 def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog] | None) -> _BaseDataLoaderIter:
     from .inline_iterator import GuardedIter, InlineIter, gathered
 
-    _warn_ignored(loader, "without workers there is one batch at a time", "budget")
+    _warn_ignored(loader, "without workers, only one batch is loaded at a time", "budget")
     it = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
     fetcher = it._dataset_fetcher
     gather = gathered(loader.dataset, it._auto_collation, it._collate_fn, fetcher.fetch)
@@ -355,7 +354,7 @@ def _nodes(loader: LoaderLike, state: LoaderState) -> OtherMachines | None:
         try:
             state.nodes = load(named[0])(named[1], budget(loader).lease_bytes)
         except UsageError as e:
-            warn_user(f"No workers on other nodes: {e}. This machine goes on alone")
+            warn_user(f"No workers on other nodes: {e}. Only this machine loads batches")
             return None
         weakref.finalize(loader, state.nodes.close)
     return state.nodes
@@ -364,7 +363,7 @@ def _nodes(loader: LoaderLike, state: LoaderState) -> OtherMachines | None:
 def _name_reopened(dataset: MapDataset, decisions: list[str]) -> None:
     """Notes which filesystems forked workers reopen; those opened before the fork do not work there."""
     for path, fs in opened(getattr(dataset, "stands_for", None) or dataset):
-        decision = f"{path} ({type(fs).__name__}) was opened before the workers were started, and each opens its own"
+        decision = f"{path} ({type(fs).__name__}) was opened before the workers started, so each worker opens its own"
         if decision not in decisions:
             decisions.append(decision)
 
@@ -374,7 +373,7 @@ def _warn_ignored(loader: LoaderLike, why: str, *names: str) -> None:
     state, found = state_of(loader), validate.ignored(loader, *names)
     if found and why not in state.warned:
         state.warned.add(why)
-        warn_user(f"No effect here: {found}. The reason: {why}.")
+        warn_user(f"No effect here: {found}. Reason: {why}.")
 
 
 def _advise(dataset: MapDataset) -> None:
@@ -382,15 +381,15 @@ def _advise(dataset: MapDataset) -> None:
     for found in big(dataset, BIG_BYTES):
         warn_user(
             f"{found.path} is {found.words}, about {found.nbytes >> 20:,} MB. Every read updates reference counts, so "
-            f"each worker process ends up with its own copy. {found.path} = {found.remedy} keeps it in one buffer that "
-            "all share."
+            f"each worker process ends up with its own copy. {found.path} = {found.remedy} keeps it in one buffer "
+            "that all processes share."
         )
 
 
 def torch_serves(loader: LoaderLike) -> str:
     """Why torch's own workers serve a loader; "" if stoker's do."""
     if not SUPPORTED:
-        return f"stoker's workers are there on Linux, not on {sys.platform}"
+        return f"stoker's workers are supported on Linux only, not on {sys.platform}"
     context = loader.multiprocessing_context
     if getattr(loader, "worker_method", "process") != "thread" and not starts_processes(context):
         return validate.FOREIGN.format(type(context).__name__)

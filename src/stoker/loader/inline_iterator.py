@@ -121,8 +121,8 @@ def _resume_dataset(loader: LoaderLike, cursor: Cursor, saved: RunState) -> Work
     cursor.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
     if saved.dealt_anew and saved.parts:
         raise StateError(
-            "the parts of the iterable dataset are divided anew among the ranks, and only a worker reads one "
-            "as the rank that began it: num_workers=1 or more"
+            "the parts of the iterable dataset are redistributed among the ranks, and only a worker can continue a "
+            "part that another rank began. Set num_workers to 1 or more"
         )
     part = next(iter(cursor.saved_parts(1)), None)
     if part is not None:

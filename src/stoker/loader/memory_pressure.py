@@ -42,12 +42,12 @@ class MemoryPressure:
             return
         given = reclaim.give_back(shortage)
         if given:
-            self._say(f"{shortage}: the {given >> 20:,} MB of the cache are given back", "Nothing is cached any more")
+            self._say(f"{shortage}: freed the cache's {given >> 20:,} MB", "Nothing more will be cached")
             return
         self._done = True
         self._shrink()
-        line = f"{shortage}: one batch ahead for each worker from now on, and free slots are given back"
-        self._say(line, "If that is not enough: fewer num_workers, or smaller batches")
+        line = f"{shortage}: from now on each worker prefetches one batch only, and unused slots are freed"
+        self._say(line, "If that is not enough, use fewer workers or smaller batches")
 
     def _say(self, line: str, hint: str) -> None:
         logger.warning(line)

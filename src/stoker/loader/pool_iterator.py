@@ -146,9 +146,9 @@ class PoolIter(_BaseDataLoaderIter):
     def _warn_idle(self, partition: Partition) -> None:
         if partition.workers < self._num_workers:
             warn_user(
-                f"This run of an iterable dataset was begun in {partition.parts} parts and keeps them, so "
-                f"{partition.workers} of {self._num_workers} workers have something to do. load_state_dict({{}}) "
-                "begins a new run."
+                f"This run began with {partition.parts} parts of the iterable dataset and must keep them, so only "
+                f"{partition.workers} of {self._num_workers} workers have work. Call load_state_dict({{}}) to begin a "
+                "new run."
             )
 
     def _knobs_of(self, loader: LoaderLike, partition: Partition, prefetch: int, plan: PoolPlan) -> Knobs:
@@ -254,7 +254,7 @@ class PoolIter(_BaseDataLoaderIter):
         try:
             return nodes.around(workers, spec)
         except UsageError as e:
-            warn_user(f"No workers on other nodes: {e}. This machine goes on alone")
+            warn_user(f"No workers on other nodes: {e}. Only this machine loads batches")
             return workers
 
     def _reset(self, loader: LoaderLike, first_iter: bool = False) -> None:
@@ -281,8 +281,9 @@ class PoolIter(_BaseDataLoaderIter):
         if changes:
             self._fingerprint = None
             warn_user(
-                "The dataset changed after its persistent workers started, and they still use the old one: "
-                f"{'; '.join(changes[:3])}. persistent_workers=False shows them the dataset as it is at each epoch."
+                "The dataset changed after its persistent workers started, and they still use the old version: "
+                f"{'; '.join(changes[:3])}. With persistent_workers=False, workers get the current dataset at the "
+                "start of each epoch."
             )
 
     def __next__(self) -> Batch:
@@ -350,9 +351,9 @@ class PoolIter(_BaseDataLoaderIter):
         if reply.moved and not self._warned_of_seeds:
             self._warned_of_seeds = True
             warn_user(
-                "The dataset draws random numbers, workers are seeded as torch's, and this epoch is resumed in its "
-                "middle: order and samples are those of the run that was saved, the random numbers are not. "
-                "task_seeds=True, from the beginning of a run on, makes them the same."
+                "This epoch resumes midway, the dataset draws random numbers, and workers are seeded as torch's are. "
+                "Order and samples match the saved run, but the random numbers do not. Use task_seeds=True from the "
+                "start of a run to make them match."
             )
         return reply.data
 
@@ -363,7 +364,9 @@ class PoolIter(_BaseDataLoaderIter):
     def _measure_workers(self) -> None:
         self._metrics.worker_pss.update(self._pss())
         threads = self._read_threads()
-        decision = f"{threads} threads of each worker load samples of a batch at once: loading mostly waits"
+        decision = (
+            f"{threads} threads in each worker load a batch's samples concurrently, because loading is mostly waiting"
+        )
         if threads and decision not in self._metrics.decisions:
             self._metrics.decisions.append(decision)
 

@@ -55,7 +55,7 @@ def compare(loader: Any, name: str) -> int | None:
         _warned.add(name)
         warn_user(
             f"Rank {rank} has {batches:,} batches in this epoch of {name}, rank {first_rank} has {first_batches:,}. A "
-            "collective in the loop (DistributedDataParallel has one in each step) then waits for ever. Use a "
+            "collective in the loop (DistributedDataParallel has one in each step) then waits forever. Use a "
             "DistributedSampler, or drop_last=True on equal shares."
         )
     return batches

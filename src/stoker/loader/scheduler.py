@@ -159,8 +159,8 @@ class Scheduler:
         """
         if not self._knobs.shared:
             raise UsageError(
-                "the number of workers cannot change within an epoch: each has random state, or a part of the dataset, "
-                'of its own; num_workers="auto" with a map-style dataset has neither'
+                "the number of workers cannot change within an epoch, because each has its own random state or part "
+                'of the dataset. It can with num_workers="auto" and a map-style dataset'
             )
         self._wanted = n
         if not self._lock.acquire(blocking=False):
@@ -331,7 +331,7 @@ class Scheduler:
         batch = self._make_batch(number, indices)
         self._redone += 1
         if not self._alone and self._redone == MOST_REDONE:
-            self._go_home(f"a worker failed where the script's own process does not: {error.exc_type.__name__}")
+            self._go_home(f"a worker failed on what the script's own process can load: {error.exc_type.__name__}")
         return batch
 
     def _handle_lost_tasks(self, e: WorkerDiedError) -> None:
@@ -356,8 +356,8 @@ class Scheduler:
             result.drop()
             self._stopped = True
             raise BudgetError(
-                f"one batch takes {result.nbytes:,} bytes and the budget is {self._budget.flight_bytes:,}: "
-                "a larger budget=, or a smaller batch_size"
+                f"one batch takes {result.nbytes:,} bytes, but the budget is {self._budget.flight_bytes:,}. Raise "
+                "budget= or reduce batch_size"
             )
         indices = self._tasks.remove(result.task)
         self.worker = result.worker

@@ -37,7 +37,7 @@ def find(text: str) -> Any:
     """
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
-        raise UsageError(f"{text!r} names nothing in it: {FORM}")
+        raise UsageError(f"{text!r} has no name after the colon: {FORM}")
     try:
         module = _by_path(where) if where.endswith(".py") or os.sep in where else _by_name(where)
     except UsageError:
@@ -56,7 +56,7 @@ def find(text: str) -> Any:
 
 def _by_path(path: str) -> ModuleType:
     if not os.path.isfile(path):
-        raise UsageError(f"there is no file {path}")
+        raise UsageError(f"file {path} does not exist")
     folder, file = os.path.split(os.path.abspath(path))
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as for a script; spawned workers import it by name as well
@@ -77,7 +77,7 @@ def _by_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
         if e.name is not None and (name == e.name or name.startswith(e.name + ".")):
-            raise UsageError(f"there is no module {e.name!r}") from None
+            raise UsageError(f"no module named {e.name!r}") from None
         raise
 
 
@@ -94,7 +94,7 @@ def as_loader(thing: object, batch_size: int | None = None, name: str = "TARGET"
         _check(thing.dataset, name)
         return thing if batch_size in (None, thing.batch_size) else variant(thing, batch_size=batch_size)
     if not _is_dataset(thing):
-        raise UsageError(f"{name} is of type {type(thing).__name__}, neither a Dataset nor a DataLoader")
+        raise UsageError(f"{name} is of type {type(thing).__name__}, not a Dataset or a DataLoader")
     _check(thing, name)
     from .dataloader import DataLoader as Own
 
@@ -132,14 +132,16 @@ def variant(
             fields.update(prefetch_factor=None, persistent_workers=False, timeout=0)
     if batch_size is not None and batch_size != loader.batch_size:
         if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-            raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): leave their size")
+            raise UsageError(
+                "the loader makes its own batches (batch_size=None or a batch_sampler), so their size cannot be changed"
+            )
         fields["batch_size"] = batch_size
         fields["batch_sampler"] = BatchSampler(loader.sampler, batch_size, loader.drop_last)
     if engine is not None:
         if engine not in ENGINES:
-            raise UsageError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
+            raise UsageError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         if engine == "torch" and isinstance(twin.num_workers, AutoWorkers):
-            raise UsageError('torch\'s engine has no num_workers="auto": say how many workers it is to have')
+            raise UsageError('torch\'s engine does not support num_workers="auto". Pass a number of workers')
         fields["_get_iterator"] = MethodType(torch_get_iterator if engine == "torch" else get_iterator, twin)
     elif "_get_iterator" in fields:  # of a variant: still bound to the original loader
         fields["_get_iterator"] = MethodType(fields["_get_iterator"].__func__, twin)
@@ -158,7 +160,7 @@ def _check(dataset: object, name: str) -> None:
     try:
         n = len(dataset)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(f"{name} has no length and is no IterableDataset: nothing says which samples it has") from None
+        raise UsageError(f"{name} has no length and is not an IterableDataset, so its samples are unknown") from None
     except Exception as e:
         raise UsageError(f"len({name}) failed: {one_line(e)}") from e
     if n == 0:

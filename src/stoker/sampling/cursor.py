@@ -91,8 +91,8 @@ class Cursor(SamplerReplay):
         self._check(s)
         if s.division is not None and (s.rank, s.ranks) != (self.rank, self.ranks):
             raise StateError(
-                f"the state dict was loaded by rank {s.rank} of {s.ranks}, which is rank {self.rank} of {self.ranks} "
-                "now: init_process_group() comes before load_state_dict()"
+                f"this process was rank {s.rank} of {s.ranks} when it loaded the state dict and is now rank "
+                f"{self.rank} of {self.ranks}. Call init_process_group() before load_state_dict()"
             )
         if s.is_over:
             return ()
@@ -100,13 +100,13 @@ class Cursor(SamplerReplay):
             return s.parts
         if s.kind == "iterable":
             raise StateError(
-                f"the state dict is of an iterable dataset in {len(s.parts)} parts, one a worker, and the main process "
-                "has one: num_workers=1 or more"
+                f"the state dict was saved with an iterable dataset in {len(s.parts)} parts, one per worker, but the "
+                "main process can only read one. Set num_workers to 1 or more"
             )
         if not all(alike(p.state, s.parts[0].state) for p in s.parts):
             raise StateError(
-                f"the state dict has the states of {len(s.parts)} workers' datasets, which differ, and now there are "
-                f"{n}: num_workers={len(s.parts)}"
+                f"the state dict has different dataset states for {len(s.parts)} workers, but this loader has {n}. "
+                f"Set num_workers={len(s.parts)}"
             )
         return s.parts[:1] * n
 

@@ -30,8 +30,8 @@ def share_of_rest(sampler: DistributedSampler[Index], taken: int) -> list[Index]
     order = list(whole)
     if own is not None and own != _deal(order, sampler):
         raise StateError(
-            f"{type(sampler).__name__} divides an epoch among ranks in a way of its own, so only as many ranks as "
-            f"saved the state dict can go on with it; now there are {sampler.num_replicas}"
+            f"{type(sampler).__name__} divides an epoch among ranks in its own way, so resuming needs the number of "
+            f"ranks that saved the state dict; now there are {sampler.num_replicas}"
         )
     return _deal(order[taken:], sampler)
 

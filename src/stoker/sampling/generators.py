@@ -156,7 +156,7 @@ def own_copies(*roots: object, alone: Iterable[object] = ()) -> tuple[Any, ...]:
     memo: dict[int, object] = {}
     for x in spine.values():
         if hasattr(type(x), "_stoker_batches"):
-            raise TypeError("a cache is there for all")
+            raise TypeError("a cache is shared by all samples and cannot be copied")
         if isinstance(x, torch.Generator):
             memo[id(x)] = torch.Generator(x.device)
             continue

@@ -52,7 +52,7 @@ class Permutation:
 
     def __init__(self, n: int, key: int) -> None:
         if not 1 <= n <= 1 << 62:
-            raise ValueError(f"a permutation has 1 to 2**62 elements, not {n}")
+            raise ValueError(f"a permutation must have 1 to 2**62 elements, not {n}")
         self.n, self.key = n, key
         self._drawn: Ints | None = None
         generator = np.random.Generator(np.random.PCG64(key & (1 << 64) - 1))

@@ -32,12 +32,12 @@ def read(state_dict: object, rank: int, ranks: int) -> State:
         return _of_one(State.from_dict(state_dict), rank, ranks)
     found = read_packed(state_dict[ALL_RANKS])
     if not isinstance(found, list) or not found:
-        raise StateError(f"{ALL_RANKS} in a state dict is a list of each rank's state")
+        raise StateError(f"{ALL_RANKS} in a state dict must be a list with each rank's state")
     states = [State.from_dict(one) for one in found]
     if len({s.kind for s in states}) > 1 or any(
         s.kind == "iterable" and (s.rank, s.ranks) != (i, len(states)) for i, s in enumerate(states)
     ):
-        raise StateError(f"{ALL_RANKS} has {len(states)} states that are not those of the ranks of one run")
+        raise StateError(f"the {len(states)} states in {ALL_RANKS} do not come from the ranks of a single run")
     return _of_all(states, rank, ranks)
 
 
@@ -53,7 +53,7 @@ def _of_all(states: Sequence[State], rank: int, ranks: int) -> State:
         batches = [s.next for s in states]
         raise StateError(
             f"the ranks were not at the same batch when they were saved (they had {min(batches)} to {max(batches)}), "
-            f"so only as many ranks can go on: {len(states)}, not {ranks}"
+            f"so only {len(states)} ranks can resume, not {ranks}"
         )
     return states[0]
 
@@ -65,17 +65,18 @@ def _of_one(s: State, rank: int, ranks: int) -> State:
         return _deal([s], rank, ranks)
     if s.ranks != ranks:
         raise StateError(
-            f"the state dict is of rank {s.rank} of {s.ranks} over an iterable dataset, and now there are {ranks}: "
-            "that takes the states of all ranks (stoker.AllRanks)"
+            f"the state dict was saved by rank {s.rank} of {s.ranks} with an iterable dataset, and there are {ranks} "
+            "ranks now. Resuming needs the states of all ranks: save them with stoker.AllRanks"
         )
     if s.dealt_anew or any(part.state is not None for part in s.parts):
         raise StateError(
-            f"the state dict is of rank {s.rank} over an iterable dataset, and this is rank {rank}: each rank needs "
-            "its own, or the states of all (stoker.AllRanks)"
+            f"the state dict was saved by rank {s.rank} with an iterable dataset, but this is rank {rank}. Load each "
+            "rank's own state, or save all of them with stoker.AllRanks"
         )
     warn_user(
-        f"The state dict of rank {s.rank} over an iterable dataset is loaded in rank {rank}. That is right only if "
-        "both had as many batches and the same seed. stoker.AllRanks saves each rank's own."
+        f"Rank {rank} loaded the state dict of rank {s.rank} with an iterable dataset. That is correct only if both "
+        "had delivered the same number of batches and had the same seed. stoker.AllRanks saves every rank's own "
+        "state."
     )
     mine = tuple(replace(part, shard=i * ranks + rank) for i, part in enumerate(s.parts))
     return replace(s, rank=rank, parts=mine)
@@ -90,9 +91,7 @@ def _deal(states: Sequence[State], rank: int, ranks: int) -> State:
     division = own.division or (1, 0)
     count = division[0] * max(1, division[1])
     if any(s.division != own.division for s in states) or len(parts) != count or set(parts) != set(range(count)):
-        raise StateError(
-            f"the state dict has {len(parts)} of the {count} parts into which the iterable dataset was divided"
-        )
+        raise StateError(f"the state dict has only {len(parts)} of the {count} parts of the iterable dataset")
     mine = tuple(parts[i] for i in range(rank, count, ranks))
     batches = sum(part.count for part in mine)
     seed = int(mine[0].base_seed or 0) if mine else own.base_seed  # the parts may again be those of one rank

@@ -256,7 +256,7 @@ class SamplerReplay:
         skip = s.samples
         if sampler.num_replicas != ranks:
             if s.ahead or not (self._batched or s.batch_size is None):
-                raise StateError("batches were delivered out of order: only the same number of ranks can resume")
+                raise StateError("batches were delivered out of order, so resuming needs the same number of ranks")
             taken += s.samples * ranks
             skip = 0
             self._start = _Start(s.next, 0)
@@ -274,9 +274,14 @@ class SamplerReplay:
     def _check(self, s: State) -> None:
         """Raises StateError if the state is from a different loader."""
         if s.kind != self.kind:
-            raise StateError(f"the state dict is of a dataset that is {s.kind}, this loader's is {self.kind}")
+            raise StateError(
+                f"the state dict was saved with a dataset that is {s.kind}-style; this loader's dataset is "
+                f"{self.kind}-style"
+            )
         if (s.batch_size is None) != (self.batch_size is None) or (self._endless and s.batch_size != self.batch_size):
-            raise StateError(f"the state dict has batch_size={s.batch_size}, this loader {self.batch_size}")
+            raise StateError(
+                f"the state dict has batch_size={s.batch_size}; this loader has batch_size={self.batch_size}"
+            )
         if not self._endless:
             self._check_order(s)
 
@@ -284,18 +289,21 @@ class SamplerReplay:
         name = self._order_name()
         if s.ahead and s.batch_size != self.batch_size:
             raise StateError(
-                f"the state dict has batch_size={s.batch_size} and batches that were delivered out of order, so this "
-                f"loader needs that batch_size, too, not {self.batch_size}"
+                "the state dict was saved after batches were delivered out of order, so this loader must have the "
+                f"same batch_size: {s.batch_size}, not {self.batch_size}"
             )
         if s.sampler != name and (self._known or s.sampler not in OPAQUE_ORDERS):
-            raise StateError(f"the state dict is of the order {s.sampler}, this loader's is {name}")
+            raise StateError(f"the state dict was saved with order {s.sampler}; this loader's order is {name}")
         if (s.world is None) != (self._ranks() is None):
-            raise StateError(f"the state dict's world is {s.world}, and the sampler is {type(self._sampler).__name__}")
+            raise StateError(
+                f"the state dict has world={s.world}, which does not fit this loader's sampler, "
+                f"{type(self._sampler).__name__}"
+            )
         if s.ranks not in (0, self.ranks) and s.world is None and s.next and not s.finished:
             raise StateError(
-                f"the state dict is of {s.ranks} ranks, now there are {self.ranks}, and "
-                f"{type(self._sampler).__name__} does not say how ranks divide the samples. A DistributedSampler "
-                "says it, also where each rank reads all of them (num_replicas=1, rank=0)"
+                f"the state dict was saved by {s.ranks} ranks and there are {self.ranks} now, but "
+                f"{type(self._sampler).__name__} does not say how ranks divide the samples. Use a DistributedSampler; "
+                "if each rank reads all samples, give it num_replicas=1, rank=0"
             )
         if self._known:
             there = len(self._sampler)
@@ -307,14 +315,19 @@ class SamplerReplay:
         length = self._shuffled_length()
         if length != s.length:
             raise StateError(
-                f"the state dict is of {s.length:,} samples in random order, this loader has {length:,}: another order"
+                f"the state dict was saved with {s.length:,} samples in random order; this loader has {length:,}, so "
+                "its order differs"
             )
         source = "torch" if self._sampler_generator is None else "generator"
         if self._known and length >= 0 and set(s.sampler_rng) != {source}:
             saved_source = "one generator" if source == "torch" else "torch's global generator"
-            raise StateError(f"the state dict's order was drawn from {saved_source}, this sampler draws from another")
+            raise StateError(
+                f"the state dict's order was drawn from {saved_source}; this sampler draws from a different one"
+            )
         if s.sampler_state is not None and not (is_stateful(self._sampler) or s.sampler_state["sampler"] is None):
-            raise StateError(f"the state dict has a sampler's state, and {type(self._sampler).__name__} takes none")
+            raise StateError(
+                f"the state dict has a sampler state, but {type(self._sampler).__name__} has no load_state_dict()"
+            )
 
     def _order_name(self) -> str:
         """Returns the order's name, with what it depends on besides its data."""
@@ -379,4 +392,6 @@ class SamplerReplay:
 
 
 def _beyond(skip: int, there: str) -> StateError:
-    return StateError(f"the state dict is at index {skip:,} of its sampler, which has {there} here")
+    return StateError(
+        f"the state dict is at index {skip:,} of its sampler, but this loader's sampler has {there} indices"
+    )

@@ -15,8 +15,8 @@ from torch.utils.data import get_worker_info
 from ..core.ranks import rank_and_ranks
 
 READ_HERE = (
-    "the iterable dataset draws random numbers, and the run began without workers: a worker, which has another random "
-    "state, cannot read again what was read"
+    "the iterable dataset draws random numbers, and the run began without workers. A worker has a different random "
+    "state, so it cannot reproduce the samples already read"
 )
 
 

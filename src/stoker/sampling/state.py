@@ -145,33 +145,44 @@ class State:
         """Reads a state that ``to_dict`` wrote. Ignores keys that are not stoker's: accelerate adds one. Raises
         StateError, which says what is wrong, for anything else."""
         if not isinstance(d, dict):
-            raise StateError(f"a state dict is a dict, not {_short(d)}")
+            raise StateError(f"the state dict must be a dict, not {_short(d)}")
         version = d.get("stoker")
         if version is None and ("_snapshot" in d or "_num_yielded" in d):
-            raise StateError("the state dict is of torchdata's StatefulDataLoader, and only that loader can read it")
+            raise StateError(
+                "the state dict was saved by torchdata's StatefulDataLoader, and only that loader can read it"
+            )
         if version is None:
-            raise StateError("no state dict of a stoker.DataLoader: it has no key 'stoker'")
+            raise StateError("the state dict was not saved by a stoker.DataLoader: it has no key 'stoker'")
         if type(version) is not int or version < 1:
-            raise StateError(f"a state dict's version is a whole number, not {_short(version)}")
+            raise StateError(f"the version of a state dict must be a positive integer, not {_short(version)}")
         if version > VERSION:
-            raise StateError(f"the state dict has version {version}, this stoker reads up to {VERSION}: a newer stoker")
+            raise StateError(
+                f"the state dict has version {version}, but this stoker reads up to version {VERSION}. Upgrade stoker"
+            )
         types = get_type_hints(cls, include_extras=True)
         if version < 3:
             d = {**d, **ADDED}
         missing = set(types) - set(d)
         if missing:
-            raise StateError(f"a state dict of version {version} lacks {', '.join(sorted(map(_short, missing)))}")
+            raise StateError(
+                f"the state dict has version {version} but lacks {', '.join(sorted(map(_short, missing)))}"
+            )
         return cls(**{name: _read(name, d[name], of) for name, of in types.items()})._consistent()
 
     def _consistent(self) -> State:
         if any(t < self.next for t in self.ahead):  # not <=: until 2026-11-23, ``next`` itself was saved too
-            raise StateError(f"ahead={_short(list(self.ahead))} has tasks that next={self.next} has passed")
+            raise StateError(f"invalid state dict: ahead={_short(list(self.ahead))} has tasks before next={self.next}")
         if len(self.parts) not in self._counts_of_parts():
-            raise StateError(f"{len(self.parts)} parts of {self.workers} workers over a dataset that is {self.kind}")
+            raise StateError(
+                f"invalid state dict: {len(self.parts)} parts do not fit {self.workers} workers with a {self.kind} "
+                "dataset"
+            )
         if self.sampler_state is not None and self.sampler_state["given"] > self.next:
-            raise StateError(f"sampler_state is of {self.sampler_state['given']} tasks, and next={self.next}")
+            raise StateError(
+                f"invalid state dict: sampler_state is at task {self.sampler_state['given']}, past next={self.next}"
+            )
         if self.sampler == "distributed" and self.world is None:
-            raise StateError("world is None, and the sampler is distributed")
+            raise StateError("invalid state dict: world is None although the sampler is distributed")
         self._check_division()
         return self
 
@@ -183,13 +194,19 @@ class State:
 
     def _check_division(self) -> None:
         if (self.division is not None) != (self.kind == "iterable" and self.ranks > 0):
-            raise StateError(f"division={self.division} of a dataset that is {self.kind}, saved by {self.ranks} ranks")
+            raise StateError(
+                f"invalid state dict: division={self.division} does not fit a {self.kind} dataset saved by "
+                f"{self.ranks} ranks"
+            )
         if self.division is None:
             return
         count = self.division[0] * max(1, self.division[1])
         shards = {p.shard for p in self.parts if p.shard is not None and p.shard < count and p.base_seed is not None}
         if len(shards) != len(self.parts):
-            raise StateError(f"the parts of {self.division} ranks and workers are not {len(self.parts)} different ones")
+            raise StateError(
+                f"invalid state dict: its {len(self.parts)} parts do not fit a division among {self.division} ranks "
+                "and workers"
+            )
 
 
 # -- reading
@@ -204,7 +221,7 @@ def _read(name: str, value: object, of: Any) -> Any:
             _CHECKS[name](found)
         return found
     except Exception as e:  # a value may be any object, and raise anything when it is inspected
-        raise StateError(f"{name}={_short(value)} in a state dict: {e}") from None
+        raise StateError(f"invalid state dict: {name}={_short(value)}: {e}") from None
 
 
 def _short(value: object) -> str:
@@ -222,20 +239,20 @@ def _check_rngs(states: dict[str, Any]) -> None:
         elif name in NAMES and isinstance(state, str):
             from_text(state)
         else:
-            raise ValueError("random states by generator")
+            raise ValueError("expected a dict of random states by generator")
 
 
 def _check_parts(parts: tuple[WorkerPart, ...]) -> None:
     for part in parts:
         if part.at > part.count:
-            raise ValueError("parts whose at is at most their count")
+            raise ValueError("expected parts with at <= count")
         if part.state is not None and (not isinstance(part.state, dict) or set(part.state) != _OF_DATASET):
-            raise ValueError("parts whose state has dataset, iterator and ended")
+            raise ValueError("expected parts whose state has the keys dataset, iterator and ended")
 
 
 def _check_sampler_state(state: ObjectState) -> None:
     if not isinstance(state, dict) or set(state) != {"given", "sampler", "iterator", "ended"}:
-        raise ValueError("a sampler's state with given, sampler, iterator and ended")
+        raise ValueError("expected a sampler state with the keys given, sampler, iterator and ended")
     msgspec.convert(state["given"], Count)
     msgspec.convert(state["ended"], bool)
 
@@ -256,7 +273,7 @@ def read_packed(value: ObjectState) -> ObjectState:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as e:
-        raise StateError(f"a state dict has a text that is no JSON: {e}") from None
+        raise StateError(f"invalid state dict: a text is not valid JSON: {e}") from None
 
 
 def write_packed(value: ObjectState) -> ObjectState:

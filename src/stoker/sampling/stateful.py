@@ -25,7 +25,7 @@ def pickled_state(state: Callable[[], State]) -> bytes:
     try:
         return pickle.dumps(state())
     except Exception as e:
-        return pickle.dumps(StateError(f"the state of the dataset or sampler cannot be taken: {one_line(e)}"))
+        return pickle.dumps(StateError(f"state_dict() of the dataset or sampler failed: {one_line(e)}"))
 
 
 def read_state(pickled: bytes | None) -> State:
@@ -48,7 +48,7 @@ def load_into(obj: object, state: State, name: str) -> None:
     try:
         obj.load_state_dict(state)  # type: ignore[attr-defined]
     except Exception as e:
-        raise StateError(f"the {name}'s own load_state_dict() does not take its state: {one_line(e)}") from e
+        raise StateError(f"the {name}'s own load_state_dict() rejected its state: {one_line(e)}") from e
 
 
 def alike(a: State, b: State) -> bool:

@@ -57,7 +57,7 @@ _REDUCERS = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # 
 
 def _leaf(index: int) -> torch.Tensor:
     """Stands for tensor leaf ``index`` in the stream; ``_BatchUnpickler`` replaces it by ``_view``."""
-    raise pickle.UnpicklingError(f"tensor leaf {index} outside of a slot")
+    raise pickle.UnpicklingError(f"tensor leaf {index} is outside its slot")
 
 
 def _storage(leaf: torch.Tensor) -> torch.UntypedStorage:

@@ -51,11 +51,11 @@ def tune(
     """
     for knob in knobs:
         if knob not in ALL_KNOBS:
-            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
+            raise UsageError(f"unknown knob {knob!r}: choose from {', '.join(ALL_KNOBS)}")
     if not budget_s > 0:
-        raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
+        raise UsageError(f"budget_s must be a positive number of seconds, not {budget_s!r}")
     if not engine.SUPPORTED:
-        raise UsageError("tuning needs stoker's own workers, which are there on Linux only")
+        raise UsageError("tuning needs stoker's own workers, which are supported on Linux only")
     name = name or getattr(thing, "__name__", None) or type(thing).__name__
     loader = as_loader(thing, batch_size, name)
     if "batch_size" in knobs:

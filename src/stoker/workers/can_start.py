@@ -33,18 +33,20 @@ def why_not(loader: LoaderLike, threads: bool = False) -> str:
     """Returns why stoker must not add worker processes to a loader on its own initiative; "" if it may. With
     ``threads``, other threads running the script's code also count as a reason."""
     if multiprocessing.current_process().daemon:
-        return "this process is daemonic (of a multiprocessing.Pool, for example) and may have no children"
+        return (
+            "this process is daemonic (a worker of a multiprocessing.Pool, for example), so it cannot start processes"
+        )
     if _failed:
         return _failed[0]
     method = processes.method_of(getattr(loader, "multiprocessing_context", None) or torch.multiprocessing)
     if method == "fork":
         thread = thread_of_script() if threads else ""
-        return (
-            thread and f"thread {thread} runs the script's code: forked workers see neither its changes nor its locks"
+        return thread and (
+            f"thread {thread} runs the script's code: forked workers would see neither its changes nor its locks"
         )
     line = line_run_again(calls=True)
     if line:
-        return f"a worker that is started by {method} would run line {line} of the script again"
+        return f"a worker started by {method} would run line {line} of the script again"
     for name in ("dataset", "collate_fn", "worker_init_fn"):
         value = getattr(loader, name, None)
         if refused(value) is not None:

@@ -34,5 +34,5 @@ def load(name: str) -> type[OtherMachines]:
 
     found = next(iter(entry_points(group=GROUP, name=name)), None)
     if found is None:
-        raise UsageError(f"no installed package has workers of the kind {name!r}")
+        raise UsageError(f"no installed package provides {name!r} workers")
     return cast("type[OtherMachines]", found.load())

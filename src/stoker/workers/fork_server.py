@@ -44,9 +44,9 @@ class ForkServer:
         if name:
             self._pickled.close()
             raise UsageError(
-                f"{name} was defined in a notebook or an interpreter, where workers that are started by spawn or "
-                f'forkserver cannot import it from: use multiprocessing_context="fork", or put {name} into a file of '
-                "its own and import it from there"
+                f"{name} was defined in a notebook or interactive interpreter, so workers started by spawn or "
+                f'forkserver cannot import it. Use multiprocessing_context="fork", or move {name} to a file and '
+                "import it from there"
             )
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports: dict[int, dict[str, int | None]] = {}  # by number of the worker
@@ -108,8 +108,8 @@ class ForkServer:
         if any("pid" in known for known in self._reports.values()):
             return text
         return (
-            f"{text} before it started one. It imports the script first, so the code that starts the loader has to "
-            'stand under if __name__ == "__main__": everything else is run again under spawn and forkserver'
+            f"{text} before it started a worker. It imports the script, so code that iterates the loader must be "
+            'under if __name__ == "__main__": everything else runs again under spawn and forkserver'
         )
 
     def _has_ended(self) -> bool:

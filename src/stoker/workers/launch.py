@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .fork_server import ForkServer
 
 SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # too few processes, descriptors, or memory
-OPEN_LATER = "Open it in __getitem__, when the first sample is loaded,"
+OPEN_LATER = "Open it in __getitem__ when the first sample is loaded,"
 DESCRIPTORS_OF_A_FORK = 4  # checked beforehand: multiprocessing leaks some if it runs out of them half-way
 
 
@@ -57,16 +57,18 @@ class Launcher:
         if not path:
             return  # a worker reopens filesystems
         text = (
-            f"{path} is an open {type(file).__name__} of fsspec's: the thread that serves it is not in a forked worker."
+            f"{path} is an open fsspec {type(file).__name__}, and the thread that serves it does not exist in a "
+            "forked worker."
         )
         if can_start_elsewhere((self._spec.dataset, self._spec.collate_fn, self._spec.init_fn)):
             warn_user(
-                f"{text} Workers are started by forkserver. {OPEN_LATER} and they can be forked, which is sooner."
+                f"{text} Workers are started by forkserver. {OPEN_LATER} so that workers can be forked, which is "
+                "faster."
             )
             self.stop_forking()
         else:
-            needs = 'what a worker needs can be pickled, and the script\'s code is under if __name__ == "__main__"'
-            warn_user(f"{text} It will wait for ever. {OPEN_LATER} or see that {needs}.")
+            needs = 'everything a worker needs can be pickled and the script\'s code is under if __name__ == "__main__"'
+            warn_user(f"{text} The worker will wait forever. {OPEN_LATER} or make sure that {needs}.")
 
     def start(
         self, worker: WorkerHandle, tasks: int, results: int, queue: TaskQueue | None, pipes: list[int]
@@ -99,7 +101,7 @@ class Launcher:
     def _running_fork_server(self, parent: int) -> ForkServer:
         reason = self.failure()
         if reason:
-            raise WorkerDiedError(f"No worker can be started: {reason}.", [], [])
+            raise WorkerDiedError(f"Cannot start a worker: {reason}.", [], [])
         if self.fork_server is None or self.fork_server.killed:
             from .fork_server import ForkServer
 

@@ -164,7 +164,7 @@ class ProcessPool:
                     raise
                 self._missing.clear()
                 self._count = self.alive()
-                logger.warning("no more than %s workers can be started: %s", self._count, e.strerror)
+                logger.warning("only %s workers could be started: %s", self._count, e.strerror)
             now = time.monotonic()
             self._next_add = now + 4 * (now - began)
 

@@ -45,9 +45,9 @@ LEAST_GAIN = 1.25  # minimum speed-up of a batch over loading one sample after t
 AGAIN = 64  # batches until the first new measurement, and between comparisons of a sample
 SLOW = 3  # after this many consecutive batches slower than one sample after the other, measure again
 DRAWS = "loading a sample draws random numbers"
-OTHER = "a sample that is loaded beside others is another one"
-OFF = "From now on samples are loaded one after the other."
-REMEDY = "stoker.Staged reads several at once and draws in order"
+OTHER = "a sample differs when it is loaded in parallel with others"
+OFF = "From now on samples are loaded one at a time."
+REMEDY = "stoker.Staged reads several samples at once but draws random numbers in order"
 
 
 class ReadThreads:
@@ -155,7 +155,7 @@ class ReadThreads:
             return made
         shared = next(filter(None, (find(x) for x in self._objects for find in (held, iterator_in))), "")
         if shared:
-            self._end(f"{shared}, which threads would share")
+            self._end(f"{shared}, which threads would have to share")
             return made
         return made | self._try(indices, made, int(min(MOST, self._usual_s / max(work_s, self._usual_s / MOST))))
 
@@ -232,9 +232,7 @@ class ReadThreads:
             k = next(iter(made))
             if not self._same(self._load(indices[k]), made[k]):
                 self._end(OTHER)
-                warn_user(
-                    f"Sample {indices[k]} was loaded by threads, and is another one when it is loaded alone. {OFF}"
-                )
+                warn_user(f"Sample {indices[k]} differs when it is loaded alone instead of by threads. {OFF}")
                 return {}
         if 2 * len(made) < len(futures):  # a server may refuse that many requests: make them one by one
             self._stop()
@@ -263,24 +261,28 @@ def check(loader: LoaderLike) -> None:
     if asked is None or asked == "auto":
         return
     if type(asked) is not int or asked < 1:
-        raise UsageError(f'read_threads={asked!r}: a whole number, at least 1, "auto" or None')
+        raise UsageError(f'read_threads must be a positive integer, "auto" or None, not {asked!r}')
     if asked == 1 or getattr(loader, "debug", False):
         return
     if loader._dataset_kind != _DatasetKind.Map:
         raise UsageError(
-            f"read_threads={asked} needs a map-style dataset: the samples of a stream come one after the other"
+            f"read_threads={asked} needs a map-style dataset: an iterable dataset yields one sample at a time"
         )
     if not loader._auto_collation:
-        raise UsageError(f"read_threads={asked} loads samples of one batch at once, and batch_size=None has no batches")
+        raise UsageError(
+            f"read_threads={asked} loads the samples of a batch at once, but batch_size=None makes no batches"
+        )
     if getattr(loader, "worker_method", "") == "thread":
-        raise UsageError(f'read_threads={asked} is for worker processes: with worker_method="thread" use more workers')
+        raise UsageError(
+            f'read_threads={asked} needs worker processes; with worker_method="thread", use more workers instead'
+        )
     if loader.num_workers == 0 and not isinstance(loader.num_workers, AutoWorkers):
-        raise UsageError(f"read_threads={asked} is for worker processes, and there are none. Use num_workers=1")
+        raise UsageError(f"read_threads={asked} needs worker processes. Set num_workers to 1 or more")
     dataset = loader.dataset
     if staged_in(dataset) is None and not is_asked_one_by_one(dataset, loader.collate_fn, True):
         raise UsageError(
-            f"read_threads={asked}: a {type(dataset).__name__} makes batches as a whole, so no sample is loaded "
-            "beside others"
+            f"read_threads={asked}: a {type(dataset).__name__} makes whole batches, so there are no single samples to "
+            "load in parallel"
         )
 
 

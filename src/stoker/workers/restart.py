@@ -226,7 +226,7 @@ class Restarts:
         text = f"worker {dead.id} (pid {dead.pid}) "
         text += "was killed for a timeout" if dead.timed_out else exit_reason.why(dead.exitcode, dead.nbytes)
         if not dead.ready:
-            text += ", while it started"
+            text += ", while it was starting"
         elif dead.current_task is not None:
             text += f", during task {dead.current_task.number}"
             task = self._tasks.find(dead, unanswered)
@@ -252,7 +252,7 @@ class Restarts:
             if self.own is not None and self.own.draws_changed:
                 self.own.draws_changed = False
                 same = "a sample failed when it was loaded again, so later random numbers may differ"
-            what = "It had been told to leave" if dead.leaving else "A replacement has been started"
+            what = "It was about to exit" if dead.leaving else "A replacement has been started"
             self._warnings.append(f"{death}. {what}; {same}")
             return
         how = Counter(w.partition(") ")[2].partition(";")[0].partition(",")[0] for w in self._deaths)
@@ -261,8 +261,8 @@ class Restarts:
         if self._died_on_start >= MAX_DEATHS_ON_START:
             started = " None of them finished starting: can the dataset be loaded in a worker process?"
         raise WorkerDiedError(
-            f"{e}: {len(self._deaths)} workers died, faster than batches came, so no more are started ({counts})."
-            f"{started} The last: {death}",
+            f"{e}: {len(self._deaths)} workers died faster than batches were delivered, so no more are started "
+            f"({counts}).{started} The last one: {death}",
             e.workers,
             e.tasks,
             e.places,

@@ -77,8 +77,8 @@ class Retries:
                 del self._histories[task_id(task)]
                 return WorkerDiedError(
                     f"{_pids(history.pids)} exited unexpectedly, each time during task {task.number}; the last worker "
-                    f"{history.last_death}. Each sample can be loaded alone, so no sample is to blame, but "
-                    f"collate_fn or the memory of the batch. Its samples: {str(self.keys(task.indices))[:200]}",
+                    f"{history.last_death}. Each sample can be loaded alone, so the cause is collate_fn or the memory "
+                    f"that the batch needs. Its samples: {str(self.keys(task.indices))[:200]}",
                     [dead.id],
                     [task.number],
                 )
@@ -118,9 +118,9 @@ class Retries:
         del self._histories[task_id(task)]
         if not self._skips:
             return WorkerDiedError(
-                f"{_pids(history.pids)} exited unexpectedly: {called(index, file)} kills the worker that loads it; the "
-                f'last one {history.last_death}. on_error="skip" continues without it, stoker verify finds all such '
-                "samples",
+                f"{_pids(history.pids)} exited unexpectedly: {called(index, file)} kills the worker that loads it; "
+                f'the last one {history.last_death}. on_error="skip" continues without it; stoker verify finds all '
+                "such samples",
                 [],
                 [task.number],
             )

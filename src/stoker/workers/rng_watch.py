@@ -53,11 +53,11 @@ _TORCH: tuple[str, ...] = (
 _TORCH += ("cauchy_", "geometric_")
 _LIBRARIES = (packages.torch(), *([] if _numpy is None else [packages.folder(np.__file__)]))
 
-CHANCE = "Threads take turns by chance, so no seed reproduces that."
+CHANCE = "The order in which threads draw is not deterministic, so no seed reproduces it."
 _OWN = "get_worker_info().rng gives"
 if hasattr(torch.random, "thread_safe_generator"):  # since torch 2.12
     _OWN = "torch.random.thread_safe_generator() and get_worker_info().rng give"
-REMEDY = f'{CHANCE} {_OWN} each worker generators of its own; so does worker_method="process".'
+REMEDY = f'{CHANCE} {_OWN} each worker its own generators; so does worker_method="process".'
 
 
 class _Place:
@@ -167,7 +167,7 @@ class GlobalRngUse:
             text = f"{self.who} draws from the process-wide random generators. {REMEDY}"
         else:
             path = in_words(str(self.shared_drawn))
-            text = f"{path} is one random generator, and all worker threads draw from it. {CHANCE} "
+            text = f"{path} is a single random generator that all worker threads draw from. {CHANCE} "
             text += 'worker_method="process" gives each worker its own.'
         warn_user(text)
 

@@ -58,8 +58,8 @@ class Shards:
             datasets = [dataset if i == worker else copy.deepcopy(dataset) for i in mine]
         except Exception as e:
             raise StateError(
-                f"{spec.shards} parts of a {type(dataset).__name__} go on with {spec.num_workers} workers, so "
-                f"some have two, but the dataset cannot be copied ({one_line(e)}). Use "
+                f"{spec.shards} parts of a {type(dataset).__name__} continue on {spec.num_workers} workers, so some "
+                f"workers need several copies of it, but it cannot be copied ({one_line(e)}). Set "
                 f"num_workers={spec.shards}"
             ) from e
         self._spec, self._set_worker_info = spec, set_worker_info
@@ -113,7 +113,7 @@ class Shards:
         try:
             raise StateError(
                 f"{type(runner.dataset).__name__} does not ask stoker.shard() which part to read, so how ranks divide "
-                "it is not known, and only as many ranks as saved this run can go on"
+                "it is unknown. Only as many ranks as saved this run can resume it"
             )
         except StateError:
             return runner.error()

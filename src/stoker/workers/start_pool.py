@@ -39,13 +39,17 @@ def start(
             reason = str(e.strerror)
             if spec.num_workers == 1:
                 raise BudgetError(
-                    f"no worker can be started: {reason}. Use num_workers=0, which loads in this process, or raise the "
+                    f"cannot start a worker: {reason}. Use num_workers=0, which loads in this process, or raise the "
                     "limits on open files and processes (ulimit -n, ulimit -u)"
                 ) from e
             spec = replace(spec, num_workers=spec.num_workers // 2, shards=parts)
             while len(arenas) > spec.num_workers:
                 arenas.pop().arena.close()  # the shortage may be of descriptors
     if spec.num_workers != wanted:
-        same = "" if spec.task_seeds or parts else " Random augmentation depends on that number and so differs."
+        same = (
+            ""
+            if spec.task_seeds or parts
+            else (" Random augmentation depends on the number of workers, so it differs.")
+        )
         warn_user(f"{spec.num_workers} workers instead of {wanted}, because no more can be started: {reason}.{same}")
     return pool, spec

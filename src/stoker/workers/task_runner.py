@@ -28,14 +28,14 @@ from .read_threads import ReadThreads, reads_of
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
 REMEDY = (
-    "A forked worker cannot use the device. Let the dataset return CPU tensors and the loader move them "
-    '(device="cuda"). The main process gathers tensors on the device if they are in a TensorDataset. '
-    'multiprocessing_context="spawn" starts workers that can use the device.'
+    "A forked worker cannot use the device. Return CPU tensors from the dataset and let the loader move them "
+    '(device="cuda"). If the tensors are in a TensorDataset on the device, the main process indexes it there. '
+    'Workers started with multiprocessing_context="spawn" can use the device.'
 )
 NOT_FORK_SAFE = "This class is not fork-safe"  # fsspec.asyn.AsyncFileSystem.loop
 REOPEN = (
-    "An fsspec filesystem was opened before this worker was forked, and the thread that serves it is not in here. Open "
-    "it in __getitem__, or keep it in an attribute of the dataset: then each worker makes it anew."
+    "An fsspec filesystem was opened before this worker was forked, and the thread that serves it does not exist "
+    "here. Open it in __getitem__, or store it in an attribute of the dataset: each worker then opens it again."
 )
 
 

@@ -291,8 +291,8 @@ class ThreadPool:
                 dataset = copy.deepcopy(dataset)
             except Exception as e:
                 raise UsageError(
-                    f"each worker thread needs a {type(dataset).__name__} of its own, and it cannot be copied "
-                    f'({one_line(e)}): worker_method="process"'
+                    f"each worker thread needs its own {type(dataset).__name__}, which cannot be copied "
+                    f'({one_line(e)}). Use worker_method="process"'
                 ) from e
         writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
         writer.locker = self._locker

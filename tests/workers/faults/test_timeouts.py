@@ -150,10 +150,10 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "kw", "words"),
     [
-        (Hanging(), {"sample_timeout": 0}, "more than 0"),
-        (Hanging(), {"sample_timeout": "1"}, "more than 0"),
-        (Hanging(), {"sample_timeout": True}, "more than 0"),
-        (Hanging(), {"num_workers": 0}, "needs workers"),
+        (Hanging(), {"sample_timeout": 0}, "positive number of seconds"),
+        (Hanging(), {"sample_timeout": "1"}, "positive number of seconds"),
+        (Hanging(), {"sample_timeout": True}, "positive number of seconds"),
+        (Hanging(), {"num_workers": 0}, "needs a worker process"),
         (Stream(), {}, "needs a map-style dataset"),
         (Hanging(), {"on_worker_death": "raise"}, "does not allow"),
         (Hanging(), {"worker_method": "thread"}, "threads cannot be killed"),
@@ -168,7 +168,7 @@ def test_settings_that_cannot_be_say_what_to_do(dataset: Any, kw: dict[str, Any]
 def test_workers_taken_away_later_are_missed() -> None:
     loader = stoker.DataLoader(Hanging(), num_workers=1, sample_timeout=1)
     loader.num_workers = 0
-    with pytest.raises(UsageError, match="needs workers"):
+    with pytest.raises(UsageError, match="needs a worker process"):
         iter(loader)
 
 

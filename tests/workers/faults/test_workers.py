@@ -431,7 +431,7 @@ def test_a_script_that_starts_its_loader_when_it_is_imported() -> None:
     done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 1
     assert "WorkerDiedError" in done.stderr.splitlines()[-1]
-    assert 'has to stand under if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+    assert 'must be under if __name__ == "__main__"' in done.stderr.splitlines()[-1]
     assert "exit code 1" in done.stderr.splitlines()[-1]
 
 
@@ -735,7 +735,7 @@ def test_deaths_that_nobody_can_explain_end_with_an_error(mode: str, monkeypatch
     monkeypatch.setattr(ring.Arena, "current_task", property(lambda arena: None, lambda arena, task: None))
     loader = loader_of(Drawn(kills={0: (signal.SIGKILL, ALWAYS)}), MODES[mode], shuffle=False, on_error="skip")
     with pytest.raises(
-        WorkerDiedError, match=r"workers died, faster than batches came.*was killed by SIGKILL.*The last: "
+        WorkerDiedError, match=r"workers died faster than batches were delivered.*was killed by SIGKILL.*The last one: "
     ):
         list(loader)
     assert deaths(loader) < 40
@@ -759,15 +759,15 @@ def test_the_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "memory_limit", lambda: 1 << 30)
     monkeypatch.setattr(exit_reason, "_kills", None)
     exit_reason.begin()
-    assert exit_reason.why(-9, 0).startswith("was killed by SIGKILL (memory.events counts no out-of-memory kill: ")
+    assert exit_reason.why(-9, 0).startswith("was killed by SIGKILL (memory.events shows no out-of-memory kill: ")
     assert exit_reason.why(-9, 5 << 20) == (
-        "was killed by SIGKILL: out of memory (memory.events: oom_kill was 3 and is 5); its memory was 5.0 MiB of a limit "
-        "of 1.0 GiB when it was last measured"
+        "was killed by SIGKILL: out of memory (oom_kill in memory.events rose from 3 to 5); last measured memory: 5.0 MiB of a limit "
+        "of 1.0 GiB"
     )
     assert exit_reason.why(-11, 0) == "was killed by SIGSEGV (a crash in native code)"
-    assert exit_reason.why(3, 0).startswith("left with exit code 3")
+    assert exit_reason.why(3, 0).startswith("ended with exit code 3")
     assert exit_reason.why(-64, 0).startswith("was killed by")
-    assert exit_reason.why(None, 0) == "ended; its exit code is not known"
+    assert exit_reason.why(None, 0) == "ended with an unknown exit code"
 
 
 def test_out_of_memory_kills_are_counted_by_either_cgroup(tmp_path: Path) -> None:
@@ -841,14 +841,14 @@ class Stream(IterableDataset):
 def test_streams_have_torchs_way_and_say_so_when_asked_for_another() -> None:
     stream = "class S(torch.utils.data.IterableDataset):\n def __iter__(self): os.kill(os.getpid(), 9)"
     assert re.search(DEAD, told("(lambda d, batch_size, **kw: stoker.DataLoader(S(), **kw))", 0, setup=stream))
-    with pytest.raises(UsageError, match="needs a map-style dataset: the position in an iterator"):
+    with pytest.raises(UsageError, match="needs a map-style dataset, because an iterator's position"):
         stoker.DataLoader(Stream(), num_workers=1, on_worker_death="restart")
 
 
 def test_settings_that_are_none_say_what_to_do() -> None:
-    with pytest.raises(UsageError, match="on_worker_death='again'"):
+    with pytest.raises(UsageError, match=r"on_worker_death must be .*, not 'again'"):
         stoker.DataLoader(Drawn(), on_worker_death="again")
-    with pytest.raises(UsageError, match="what crashes in a thread ends the whole process"):
+    with pytest.raises(UsageError, match="a crash in a thread ends the whole process"):
         stoker.DataLoader(Drawn(), num_workers=1, worker_method="thread", on_worker_death="restart")
 
 

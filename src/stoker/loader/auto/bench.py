@@ -28,7 +28,7 @@ from ..scheduler import Scheduler
 from .tasks import SEED, MeasuringTasks
 
 REPEATS = 6  # maximum number of measurements until one in which no worker allocated memory for batches
-DIED = "a worker died of it: {}; stoker verify names the sample"
+DIED = "it killed a worker: {}; stoker verify names the sample"
 LATE = 3  # a window this many times as long as planned ends without its minimum of batches
 
 
@@ -121,7 +121,7 @@ class WorkerBench:
         except StopIteration:
             if not self._delivered:
                 raise UsageError(
-                    f"{type(self.loader.dataset).__name__} is empty: it ended before its first batch"
+                    f"{type(self.loader.dataset).__name__} is empty: it ended before the first batch"
                 ) from None
             self._delivered = 0
             self._scheduler.begin(self._draw)  # every worker restarts its part of the stream

@@ -62,7 +62,7 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
     if place.was_called and not place.here and held(loader.dataset):
         # Workers forked now would share what the dataset has opened in this process, so none are forked.
         place.state = BatchMaker.ONLY_HERE
-        words = f"{held(loader.dataset)} in the script's own process, and workers would share it"
+        words = f"{held(loader.dataset)} in the script's own process, and workers would have to share it"
     before = int(loader.num_workers)
     if place.here:
         if before:
@@ -85,7 +85,7 @@ def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
         if loader is not None:
             leave_workers(loader, state)
         _record(state, f"{before} -> 0 workers: {reason}")
-        sys.stderr.write(f"stoker: {name}: batches are made in the script's own process, without workers: {reason}\n")
+        sys.stderr.write(f"stoker: {name}: loading batches in the script's own process, without workers: {reason}\n")
 
     return Retreat(said, redo=state.own_workers == 0)
 

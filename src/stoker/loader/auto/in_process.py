@@ -28,9 +28,9 @@ class BatchMaker(Enum):
     """Who makes the batches of the current epoch, and why."""
 
     WORKERS = "workers"
-    ONLY_WORKERS = "workers, because a batch that was made here failed"
-    HERE = "this process, where they cost the loop less"
-    ONLY_HERE = "this process, because workers cannot be started any more"
+    ONLY_WORKERS = "workers, because loading a batch in this process failed"
+    HERE = "this process, where batches cost the loop less"
+    ONLY_HERE = "this process, because no more workers can be started"
 
 
 class Worked(NamedTuple):
@@ -77,10 +77,13 @@ class InProcessTrial:
             pays = is_small or (found == "" and each_ns < min(TINY_NS, usual_ns))
             if pays and not self._why_not():
                 self.state, self._usual_ns = BatchMaker.HERE, usual_ns
-                return f"a batch takes {each_ns / 1e6:.2g} ms to make, and took {usual_ns / 1e6:.2g} ms of the loop"
+                return (
+                    f"loading a batch takes {each_ns / 1e6:.2g} ms here; with workers the loop spent "
+                    f"{usual_ns / 1e6:.2g} ms on it"
+                )
         elif self.state is BatchMaker.HERE and not is_small and each_ns > DEARER * self._usual_ns + SLACK_NS:
             self.state = BatchMaker.WORKERS
-            return f"a batch takes {each_ns / 1e6:.2g} ms to make now, and took {self._usual_ns / 1e6:.2g} ms before"
+            return f"loading a batch now takes {each_ns / 1e6:.2g} ms, up from {self._usual_ns / 1e6:.2g} ms"
         return ""
 
     def timed(self, make: MakeBatch) -> MakeBatch:

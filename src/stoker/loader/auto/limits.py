@@ -37,7 +37,7 @@ def first_guess(loader: LoaderLike) -> tuple[int, str]:
         1
     """
     if isinstance(loader.dataset, IterableDataset):
-        return 1, "1 worker: an iterable dataset, and only itself knows how to share its samples among workers"
+        return 1, "1 worker: only the iterable dataset itself knows how to divide its samples among workers"
     cores, ranks = cores_here(), resources.ranks()
     bounds = [(cores, f"a first guess from {cores} core{'s' if cores > 1 else ''} granted")]
     if ranks > 1:

@@ -54,7 +54,7 @@ class MeasuringTasks:
         try:
             sampler = copy.deepcopy(sampler)
         except Exception:
-            self.note = f"{type(sampler).__name__} cannot be copied: its own state has moved"
+            self.note = f"{type(sampler).__name__} cannot be copied: its own state has advanced"
         return _cycle(sampler)
 
     def resized(self, loader: LoaderLike) -> MeasuringTasks:
@@ -95,7 +95,7 @@ def _cycle(sampler: Iterable[Index]) -> Iterator[Index]:
         tasks = iter(sampler)
         first = next(tasks, _END)
         if first is _END:
-            raise UsageError(f"{type(sampler).__name__} gives no batches")
+            raise UsageError(f"{type(sampler).__name__} yields no batches")
         yield first
         yield from tasks
 

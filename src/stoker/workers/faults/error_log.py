@@ -80,8 +80,8 @@ class ErrorLog:
             f = new[0]
             listed = f"; all are listed in {self._path}" if self._path is not None else ""
             warn_user(
-                f"{called(f.index, f.file)} could not be loaded and is left out ({f.error}). Up to "
-                f"{self.limit:,} samples may fail{listed}."
+                f"{called(f.index, f.file)} could not be loaded and is skipped ({f.error}). Up to {self.limit:,} "
+                f"samples may fail{listed}."
             )
 
     def _write(self, new: list[Failure]) -> None:
@@ -92,7 +92,7 @@ class ErrorLog:
         except OSError as e:
             self._path = None
             self.metrics.faults.pop("quarantine", None)
-            warn_user(f"samples that fail are not written to a file: {e}")
+            warn_user(f"failed samples are not recorded in the quarantine file: {e}")
 
     def _too_many(self) -> str:
         kinds = Counter(f.error.partition(":")[0] for f in self.failed.values())
@@ -101,5 +101,5 @@ class ErrorLog:
         of = "" if self.samples is None else f" of {self.samples:,}"
         return (
             f"{len(self.failed):,} samples{of} could not be loaded, and max_errors allows {self.limit:,} ({counts}). "
-            f"The first: {first}. stoker verify lists all that are broken"
+            f"The first: {first}. stoker verify lists all broken samples"
         )

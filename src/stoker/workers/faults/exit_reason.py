@@ -12,7 +12,7 @@ MEANING = {
     "SIGILL": "a crash in native code",
     "SIGFPE": "a crash in native code",
     "SIGABRT": "native code called abort",
-    "SIGBUS": "a mapped file was truncated, or no shared memory was left",
+    "SIGBUS": "a mapped file was truncated, or shared memory ran out",
 }
 _kills: int | None = None  # by the out-of-memory killer in this process's cgroup, at the last reading
 
@@ -30,15 +30,15 @@ def why(exitcode: int | None, nbytes: int) -> str:
     if nbytes:
         limit = resources.memory_limit()
         of = f" of a limit of {human_bytes(limit)}" if limit else ""
-        text += f"; its memory was {human_bytes(nbytes)}{of} when it was last measured"
+        text += f"; last measured memory: {human_bytes(nbytes)}{of}"
     return text
 
 
 def _ended(exitcode: int | None) -> str:
     if exitcode is None:
-        return "ended; its exit code is not known"
+        return "ended with an unknown exit code"
     if exitcode >= 0:
-        return f"left with exit code {exitcode} (os._exit, sys.exit, or an error while it started)"
+        return f"ended with exit code {exitcode} (os._exit, sys.exit, or an error during startup)"
     try:
         name = signal.Signals(-exitcode).name
     except ValueError:
@@ -48,6 +48,6 @@ def _ended(exitcode: int | None) -> str:
     global _kills
     before, _kills = _kills, resources.oom_kills()
     if before is not None and _kills is not None and _kills > before:
-        return f"was killed by SIGKILL: out of memory (memory.events: oom_kill was {before} and is {_kills})"
-    asked = "memory.events counts no out-of-memory kill" if _kills is not None else "no cgroup to ask"
+        return f"was killed by SIGKILL: out of memory (oom_kill in memory.events rose from {before} to {_kills})"
+    asked = "memory.events shows no out-of-memory kill" if _kills is not None else "no cgroup shows why"
     return f"was killed by SIGKILL ({asked}: kill -9 by another process, or a limit outside this container)"

@@ -150,7 +150,7 @@ class Guard:
             except Exception as e:
                 failures.append(self._failure(index, e))
         raise SampleError(
-            f"{called(first.index, first.file)} failed, and so did {MAX_REPLACEMENTS} others that were tried in "
-            f"its place; the last of them: {failures[-1].error}",
+            f"{called(first.index, first.file)} failed, and so did {MAX_REPLACEMENTS} replacements; the last one with "
+            f"{failures[-1].error}",
             failures,
         )

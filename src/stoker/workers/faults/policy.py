@@ -119,12 +119,14 @@ def plain(index: Index) -> int | str:
 def check(on_error: object, refill: object, max_errors: object) -> None:
     """Checks a loader's arguments. Raises UsageError, which says what is wrong and what is allowed."""
     if not callable(on_error) and on_error not in ACTIONS:
-        raise UsageError(f"on_error={on_error!r}: one of {', '.join(map(repr, ACTIONS))}, or a function")
+        raise UsageError(f"on_error must be one of {', '.join(map(repr, ACTIONS))}, or a function, not {on_error!r}")
     if refill and on_error != "skip":
-        raise UsageError('refill=True keeps the size of batches with on_error="skip", and needs that setting')
+        raise UsageError(
+            'refill=True refills batches from which on_error="skip" removed samples, so it needs on_error="skip"'
+        )
     whole = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
     if max_errors is not None and not whole and not (isinstance(max_errors, float) and 0 <= max_errors < 1):
         raise UsageError(
-            f"max_errors={max_errors!r}: how many samples may fail, as a whole number, or as a share of the dataset "
-            "from 0.0 to less than 1.0"
+            "max_errors must be an integer (samples that may fail) or a float from 0.0 to below 1.0 (share of the "
+            f"dataset), not {max_errors!r}"
         )

@@ -25,7 +25,7 @@ def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
     try:
         st = os.fstat(fd)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != os.geteuid():
-            raise PermissionError(f"{path} is not a regular file of this user")
+            raise PermissionError(f"{path} is not a regular file owned by this user")
         if st.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         for f in failures:
@@ -33,6 +33,6 @@ def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
             entry = {**f._asdict(), "file": f.file[:PATH], "dataset": dataset, "time": when}
             line = json.dumps(entry).encode() + b"\n"
             if os.write(fd, line) != len(line):
-                raise OSError(f"no room for {path}")
+                raise OSError(f"no space left for {path}")
     finally:
         os.close(fd)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 DEATH = (None, "restart", "raise")
 LINUX = sys.platform == "linux"
 STATE = (
-    "the state of the dataset (it has state_dict() and load_state_dict()) dies with its worker. Leave the setting out; "
-    "a death is torch's error then"
+    "the dataset's state (it has state_dict() and load_state_dict()) is lost with its worker. Remove the setting; "
+    "the death of a worker then raises torch's error"
 )
 FOREIGN = (
     "multiprocessing_context={} does not start processes by fork, spawn or forkserver, so torch's own iterator serves "
@@ -59,21 +59,22 @@ def check(loader: Any) -> None:
         if listed or loader.max_errors is not None:
             name = "quarantine" if listed else "max_errors"
             raise UsageError(
-                f'{name}= is about samples that are skipped or replaced, which on_error="raise" does not do'
+                f'{name}= applies to skipped or replaced samples, so it has no effect with on_error="raise"'
             )
         return
     setting = "a function" if callable(loader.on_error) else repr(loader.on_error)
     if loader._dataset_kind != _DatasetKind.Map:
         raise UsageError(
-            f"on_error={setting} needs a map-style dataset: an iterator that has raised has ended. Catch the error "
-            "inside __iter__, and yield the next sample"
+            f"on_error={setting} needs a map-style dataset, because an iterator ends when it raises. Catch the error "
+            "inside __iter__ and yield the next sample"
         )
     if not loader._auto_collation and loader.refill:
-        raise UsageError("refill=True repeats samples of the same batch; with batch_size=None there is no batch")
+        raise UsageError("refill=True repeats samples of the same batch, but batch_size=None makes no batches")
     if loader.on_error == "replace" and not loader._auto_collation and policy.on_error_of(loader).among is None:
         raise UsageError(
-            f'on_error="replace" does not know which samples a {type(loader.sampler).__name__} might draw, only '
-            'those of torch\'s own samplers. Use on_error="skip", or a function that returns another sample'
+            'on_error="replace" needs one of torch\'s own samplers, because it cannot know which samples a '
+            f'{type(loader.sampler).__name__} may draw. Use on_error="skip", or a function that returns another '
+            "sample"
         )
 
 
@@ -83,18 +84,20 @@ def check_timeout(loader: Any) -> None:
     if seconds is None:
         return
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e6:
-        raise UsageError(f"sample_timeout={seconds!r}: seconds, more than 0")
+        raise UsageError(f"sample_timeout must be a positive number of seconds, not {seconds!r}")
     if loader.num_workers == 0 and not loader.debug:
-        raise UsageError("sample_timeout needs workers: the time is checked from outside. Use num_workers=1")
+        raise UsageError(
+            "sample_timeout needs a worker process, which is timed from outside. Set num_workers to 1 or more"
+        )
     if loader._dataset_kind != _DatasetKind.Map:
         raise UsageError(
-            "sample_timeout needs a map-style dataset: which sample an iterator works on is not known. "
-            "Use timeout=, which bounds the wait for a batch"
+            "sample_timeout needs a map-style dataset, because the current sample of an iterator is unknown. Use "
+            "timeout=, which limits the wait for a batch"
         )
     if loader.worker_method == "thread" and loader.num_workers > 0:
         raise UsageError(
-            'sample_timeout kills the worker that hangs, and threads cannot be killed. Use worker_method="process", or '
-            "timeout=, which bounds the wait for a batch"
+            "sample_timeout kills the worker that hangs, and threads cannot be killed. Use "
+            'worker_method="process", or timeout=, which limits the wait for a batch'
         )
     if loader.on_worker_death == "raise":
         raise UsageError('sample_timeout replaces the worker that hangs, which on_worker_death="raise" does not allow')
@@ -105,21 +108,21 @@ def check_timeout(loader: Any) -> None:
 def _check_death(loader: Any) -> None:
     how = loader.on_worker_death
     if how not in DEATH:
-        raise UsageError(f'on_worker_death={how!r}: use "restart", "raise", or None ("restart" where it is possible)')
+        raise UsageError(f'on_worker_death must be "restart", "raise" or None ("restart" where possible), not {how!r}')
     if how != "restart":
         return
     if loader.worker_method == "thread":
         raise UsageError(
-            'on_worker_death="restart" is for worker processes: what crashes in a thread ends the whole process. '
-            'worker_method="process", or leave it out'
+            'on_worker_death="restart" needs worker processes, because a crash in a thread ends the whole process. '
+            'Use worker_method="process", or remove on_worker_death'
         )
     if loader._dataset_kind != _DatasetKind.Map:
         raise UsageError(
-            'on_worker_death="restart" needs a map-style dataset: the position in an iterator dies with its worker. '
-            "Leave it out; a death is torch's error then"
+            'on_worker_death="restart" needs a map-style dataset, because an iterator\'s position is lost with its '
+            "worker. Remove on_worker_death; the death of a worker then raises torch's error"
         )
     if is_stateful(loader.dataset):
-        raise UsageError(f'on_worker_death="restart" starts another worker, but {STATE}')
+        raise UsageError(f'on_worker_death="restart" replaces a worker that dies, but {STATE}')
 
 
 def _check_context(loader: Any) -> None:
@@ -139,11 +142,11 @@ def _check_context(loader: Any) -> None:
     named = ", ".join(name for name, wanted in wants.items() if wanted)
     if named and LINUX:
         raise UsageError(
-            f"{FOREIGN.format(type(context).__name__)}, without {named}. Leave one or the other out; "
-            'worker_method="thread" has workers that are threads, too'
+            f"{FOREIGN.format(type(context).__name__)}, and it does not support {named}. Remove one of them, or use "
+            'worker_method="thread" for threads'
         )
     if named:
-        raise UsageError(f"{named}: on Linux only, or with num_workers=0; this is {sys.platform}")
+        raise UsageError(f"{named}: supported on Linux only, or with num_workers=0; this is {sys.platform}")
 
 
 def ignored(loader: object, *names: str) -> str:
