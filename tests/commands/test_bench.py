@@ -148,7 +148,7 @@ def test_more_than_an_epoch(workers: int) -> None:
     found = measure(DataLoader(Rows(10), batch_size=4, num_workers=workers), 10)
     assert (found.batches, found.epochs) == (10, 4)
     assert found.samples == 3 * 10 + 2 * 4 - 4  # three epochs and two batches, less the first one's
-    assert any("4 were begun" in note for note in found.notes)
+    assert any("4 epochs were started" in note for note in found.notes)
     assert "epochs begun" in str(found)
 
 
@@ -159,7 +159,7 @@ def test_streams() -> None:
     assert (found.batches, found.epochs) == (5, 3)
     found = measure(DataLoader(Once(20), batch_size=4), 30)
     assert (found.batches, found.samples, found.epochs) == (4, 16, 1)
-    assert any("4 of 30 batches were measured: another epoch gave no batch" in note for note in found.notes)
+    assert any("4 of 30 batches were measured: another epoch yielded no batch" in note for note in found.notes)
     found = measure(DataLoader(Once(4), batch_size=4), 30)
     assert (found.batches, found.samples_per_s, found.p99_s) == (0, None, None)
     assert "samples/s" in str(found)
@@ -170,7 +170,7 @@ def test_streams() -> None:
 def test_time_that_is_over() -> None:
     found = measure(DataLoader(Stream(1 << 60)), 1 << 50, budget_s=0.3)
     assert 0 < found.batches < 1 << 50
-    assert any("0.3 s were over (--time-limit)" in note for note in found.notes)
+    assert any("the --time-limit of 0.3 s was reached" in note for note in found.notes)
 
 
 def test_batches_that_were_ready_are_noted() -> None:
@@ -278,9 +278,9 @@ def test_what_fails_is_named_and_nobody_stays(engine: str, how: Any, workers: in
 
 def test_what_has_no_batch() -> None:
     for loader in (DataLoader(Stream(0)), DataLoader(Stream(0), num_workers=1)):
-        with pytest.raises(UsageError, match="it is empty, it gave no batch"):
+        with pytest.raises(UsageError, match="it is empty: it yielded no batch"):
             measure(loader, name="it")
-    with pytest.raises(UsageError, match="drop_last leaves"):
+    with pytest.raises(UsageError, match="drop_last drops"):
         measure(DataLoader(Rows(3), batch_size=4, drop_last=True))
     for kw in ({"batches": 0}, {"budget_s": 0.0}, {"budget_s": float("nan")}):
         with pytest.raises(UsageError):

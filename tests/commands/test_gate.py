@@ -56,12 +56,12 @@ def test_what_cannot_be_judged_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--fail-on", "slow"], "'slow' is neither input-bound nor slower-than=REPORT"),
-        (["--fail-on", "slower-than="], "is neither"),
+        (["--fail-on", "slow"], "'slow' is not input-bound or slower-than=REPORT"),
+        (["--fail-on", "slower-than="], "is not input-bound or"),
         (["--fail-on", "slower-than=nowhere.json"], "nowhere.json cannot be read"),
         (["--fail-on", "slower-than=train.py"], "train.py is not a report"),
-        (["--fail-on", "input-bound", "--fail-above", "5%"], "--fail-above is for --fail-on slower-than=REPORT"),
-        (["--fail-above", "5%"], "--fail-above is for --fail-on slower-than=REPORT"),
+        (["--fail-on", "input-bound", "--fail-above", "5%"], "--fail-above needs --fail-on slower-than=REPORT"),
+        (["--fail-above", "5%"], "--fail-above needs --fail-on slower-than=REPORT"),
         (["--fail-on", "input-bound", "--fail-above", "x"], "is not a share"),
     ],
 )

@@ -10,7 +10,7 @@ from stoker.commands.main import main
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--workers-on", "ray"], "it goes with --apply"),
+        (["--workers-on", "ray"], "needs --apply"),
         (["--apply", "--workers-on", "dask"], "ray, or ray:HOST:PORT"),
         (["--apply", "--workers-on", "ray:ray://head:10001"], "ray, or ray:HOST:PORT"),
     ],

@@ -70,7 +70,7 @@ def test_start_methods(tmp_path: Path, method: str, daemon: bool, guard: bool) -
     plain = subprocess.run(line, cwd=tmp_path, text=True, capture_output=True, timeout=LIMIT_S)
     applied = stoker(tmp_path, "--apply", path)
     assert (applied.returncode, applied.stdout) == (plain.returncode, plain.stdout), applied.stderr
-    assert "left as it is" not in applied.stderr
+    assert "left unchanged" not in applied.stderr
     report = json.loads((tmp_path / "stoker-report.json").read_text())
     lines = path.read_text().split("\n")
     entries = report["applied"]["settings"]

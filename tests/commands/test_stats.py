@@ -267,7 +267,7 @@ def test_images_of_other_channel_counts_and_units_are_left_out_and_noted() -> No
     same_as_numpy(found, FIRST)
     assert found.scale == 255
     assert found.shapes == {"12x10x3": 21, "12x10": 1}
-    assert any(n.startswith("2 images of other channel counts or types left out") for n in found.notes)
+    assert any(n.startswith("2 images with other channel counts or types skipped") for n in found.notes)
 
 
 def test_text_and_json() -> None:

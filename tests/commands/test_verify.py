@@ -96,7 +96,7 @@ def test_what_hangs_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[
 
 def test_a_whole_dataset_is_exit_code_0(target: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(f"{target}:whole") == 0
-    assert capfd.readouterr().out.startswith("300 samples, all could be read (")
+    assert capfd.readouterr().out.startswith("all 300 samples could be read (")
 
 
 def test_a_loader_says_which_samples(target: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,7 @@ def test_words_give_a_page_and_name_the_others(capsys: pytest.CaptureFixture[str
 def test_words_of_no_page_are_an_error(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", asked]) == 1
     err = capsys.readouterr().err
-    assert "stoker explain lists all pages" in err
+    assert "stoker explain without words lists all pages" in err
     assert "\x1b" not in err
     assert len(err) < 200
 

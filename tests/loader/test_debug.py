@@ -118,4 +118,4 @@ def test_a_script_that_nobody_edited(tmp_path: Path) -> None:
     line.insert(-1, "--apply")
     p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert p.returncode == 2
-    assert "it does not go with --apply" in p.stderr
+    assert "it cannot be combined with --apply" in p.stderr

@@ -187,7 +187,7 @@ def test_workers_are_decided_on_again_when_the_trial_has_ended(
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two cores"))
     loader = Loader(Drawn([*[slow] * 4, negative]), batch_size=8)  # so slow that workers help
     assert len(list(loader)) == 8
-    assert applied["Loader of Drawn"]["reason"] == "kept 0: the trial has not ended yet"
+    assert applied["Loader of Drawn"]["reason"] == "kept 0: the trial run has not finished yet"
     known = apply._datasets[0]
     assert known.trial is not None
     assert known.trial.wait(60)

@@ -187,7 +187,7 @@ class Windows(Texts):
 
 
 def test_texts_that_are_drawn_end_the_cache(applied: dict[str, Any]) -> None:  # noqa: F811
-    with pytest.warns(UserWarning, match="other arguments in each epoch"):
+    with pytest.warns(UserWarning, match="different arguments in each epoch"):
         batches = epochs(Loader, Windows(), in_a_list, 2)
     assert equal_bits(batches, epochs(DataLoader, Windows(), in_a_list, 2))
     (known,) = apply._datasets

@@ -147,7 +147,7 @@ def test_where_the_scripts_process_fails_workers_take_over(
     assert known.by_script
     apply.refresh()
     (entry,) = applied.values()
-    assert "workers took over where that failed and they did not: RuntimeError: already open" in entry["reason"]
+    assert "workers took over where that failed but they succeeded: RuntimeError: already open" in entry["reason"]
 
 
 def _of_whole(part: Any) -> list[int]:

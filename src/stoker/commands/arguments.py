@@ -65,7 +65,7 @@ def address(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise click.BadParameter(f"{text!r} is neither PORT nor HOST:PORT, with a port from 0 to 65535")
+        raise click.BadParameter(f"{text!r} is not a PORT or HOST:PORT with a port from 0 to 65535")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -76,7 +76,7 @@ def price(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1e6:  # also rejects nan
-        raise click.BadParameter(f"{text!r} is not a price of an hour, as 2.10")
+        raise click.BadParameter(f"{text!r} is not an hourly price such as 2.10")
     return value
 
 
@@ -87,7 +87,7 @@ def loss(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise click.BadParameter(f"{text!r} is not a share, as 5% or 0.05")
+        raise click.BadParameter(f"{text!r} is not a share such as 5% or 0.05")
     return value
 
 
@@ -103,13 +103,13 @@ def target(command: F) -> F:
 
 def json_file(command: F) -> F:
     """Adds ``--json FILE``. Before the command begins, checks that the file can be written."""
-    help_text = "Write the result as JSON; - is stdout, in place of the text."
+    help_text = "Write the result as JSON; - writes it to stdout instead of the text."
     return click.option("--json", "json_path", type=FILE, metavar="FILE", callback=_check_json, help=help_text)(command)
 
 
 def time_limit(default: float) -> Callable[[F], F]:
     """Adds ``--time-limit SECONDS``."""
-    help_text = "End after that many seconds with what is known by then."
+    help_text = "Stop after this many seconds and report what was measured so far."
     return click.option(
         "--time-limit", type=SECONDS, default=default, show_default=True, metavar="SECONDS", help=help_text
     )
@@ -117,7 +117,7 @@ def time_limit(default: float) -> Callable[[F], F]:
 
 def num_workers(command: F) -> F:
     """Adds ``--num-workers N|auto``, for a command that reads a whole dataset."""
-    help_text = "Worker processes; 0 reads in the command's own process."
+    help_text = "Number of worker processes; 0 reads in the command's own process."
     return click.option(
         "--num-workers", type=workers, default="auto", show_default=True, metavar="N|auto", help=help_text
     )(command)

@@ -13,13 +13,13 @@ from . import arguments
 
 @arguments.command("batch-size")
 @arguments.target
-@click.option("--step", metavar="PATH.PY:NAME", help="A function that is called with each batch: forward and backward.")
+@click.option("--step", metavar="PATH.PY:NAME", help="Function to call with each batch: forward and backward.")
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.1,
     show_default=True,
-    help="Part of the free memory to keep free.",
+    help="Share of the free memory to keep free.",
 )
 @arguments.time_limit(60.0)
 @arguments.json_file

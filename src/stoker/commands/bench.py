@@ -55,7 +55,7 @@ WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
     metavar="N",
     default=BATCHES,
     show_default=True,
-    help="Batches after the first to measure.",
+    help="Batches to measure after the first one.",
 )
 @click.option("--engine", type=click.Choice(ENGINES), help="In place of the loader's own.")
 @click.option("--num-workers", type=click.IntRange(min=0), metavar="N", help="In place of the loader's own.")
@@ -153,7 +153,7 @@ class BenchResult:
             ("time", human_seconds(self.seconds)),
         ]
         head = textwrap.wrap(f"{self.name}: {s['engine']}'s engine, {workers}{size}", 80, break_long_words=False)
-        lines = [*head, "", table(["", "loader"], rows, 80), "", "rates and waits leave out the first batch"]
+        lines = [*head, "", table(["", "loader"], rows, 80), "", "rates and waits exclude the first batch"]
         return "\n".join([*lines, *(textwrap.fill(f"note: {note}", 80) for note in self.notes)])
 
 
@@ -183,17 +183,17 @@ def measure(
         (5, 50, 400)
     """
     if batches < 1:
-        raise UsageError(f"batches={batches}: at least 1")
+        raise UsageError(f"batches must be at least 1, not {batches}")
     if not 0 < budget_s < math.inf:
-        raise UsageError(f"budget_s={budget_s}: seconds")
+        raise UsageError(f"budget_s must be a number of seconds, not {budget_s}")
     copy = variant(loader)
     source = _Batches(copy)
     try:
         with closing(source.batches()) as delivered:
             found = _loop(source, delivered, copy, batches, budget_s, name, progress or (lambda _: None))
     except StopIteration:
-        reason = ": drop_last leaves out a batch that is not full" if loader.drop_last else ""
-        raise UsageError(f"{name} is empty, it gave no batch{reason}") from None
+        reason = ": drop_last drops a batch that is not full" if loader.drop_last else ""
+        raise UsageError(f"{name} is empty: it yielded no batch{reason}") from None
     except (Exception, SystemExit) as e:
         # torch notices a worker's death in a SIGCHLD handler, which may raise between any two instructions until the
         # iterator has been shut down. So errors are translated only here, after that.
@@ -280,12 +280,12 @@ def _loop(
     ended = ""
     while len(waits) < wanted:
         if asked - called >= budget_s:
-            ended = f"{budget_s:g} s were over (--time-limit)"
+            ended = f"the --time-limit of {budget_s:g} s was reached"
             break
         try:
             batch = next(batches)
         except StopIteration:
-            ended = "another epoch gave no batch"
+            ended = "another epoch yielded no batch"
             break
         waits.append(clock() - asked)
         samples += count(batch, loader.batch_size or 1)
@@ -331,11 +331,11 @@ def _engine(loader: DataLoader[Batch]) -> str:
 def _notes(loader: DataLoader[Batch], ended: str, epochs: int, measured: int, wanted: int) -> Iterator[str]:
     """Returns what a reader of the numbers should know about them."""
     if ended:
-        yield f"{measured:,} of {wanted:,} batches were measured: {ended}"
+        yield f"only {measured:,} of {wanted:,} batches were measured: {ended}"
     if epochs > 1:
-        yield f"an epoch is shorter than that: {epochs:,} were begun, and the waits between them count"
+        yield f"an epoch is shorter than that, so {epochs:,} epochs were started; the waits between them are included"
     ready = int(loader.num_workers) * (loader.prefetch_factor or 0)
     if measured and ready > READY_SHARE * measured:
-        yield f"up to {ready:,} of these {measured:,} batches were ready when the clock began: use a larger -n"
+        yield f"up to {ready:,} of these {measured:,} batches were ready before the measurement began: use a larger -n"
     if _engine(loader) == "torch" and worker_word(getattr(loader, "worker_method", "process")) != "process":
-        yield "torch's workers are processes: worker_method is stoker's"
+        yield "torch's engine has no worker_method: its workers are always processes"

@@ -37,7 +37,9 @@ def command() -> None:
 
 
 def _folder(subcommand: arguments.F) -> arguments.F:
-    return click.option("--dir", "folder", type=arguments.FILE, metavar="DIR", help="Folder of the caches.")(subcommand)
+    return click.option("--dir", "folder", type=arguments.FILE, metavar="DIR", help="Directory of the caches.")(
+        subcommand
+    )
 
 
 def _base(folder: Path | None) -> Path:
@@ -81,8 +83,10 @@ def _listed(base: Path, caches: Sequence[CacheFolder]) -> str:
 
 @command.command("prune")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--older-than", type=click.FloatRange(0, 1e6), metavar="DAYS", help="Those not opened for DAYS.")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option(
+    "--older-than", type=click.FloatRange(0, 1e6), metavar="DAYS", help="Remove caches not opened for DAYS days."
+)
+@click.option("--all", "everything", is_flag=True, help="Remove all caches.")
 @_folder
 def prune_command(names: tuple[str, ...], older_than: float | None, everything: bool, folder: Path | None) -> int:
     """Remove caches: those named, of them or of all those not used for a time. A run that has one open goes on with it.
@@ -93,7 +97,7 @@ def prune_command(names: tuple[str, ...], older_than: float | None, everything: 
       stoker cache prune --older-than 30
     """
     if bool(names) == everything and (names or older_than is None):
-        raise UsageError("say what to remove: NAME, --older-than DAYS or --all; NAME or --all, not both")
+        raise UsageError("choose what to remove: NAME, --older-than DAYS or --all. NAME and --all exclude each other")
     from ..staging.store import manage
 
     base = _base(folder)
@@ -104,7 +108,7 @@ def prune_command(names: tuple[str, ...], older_than: float | None, everything: 
     left = manage.remove(base, chosen)
     for cache in chosen:
         if cache in left:
-            print(f"stoker: {cache.path} cannot be removed: check that you may write to {base}", file=sys.stderr)
+            print(f"stoker: cannot remove {cache.path}: check that you have write access to {base}", file=sys.stderr)
         else:
             print(f"{cache.path.name}: {human_bytes(cache.nbytes)} freed")
     if not chosen:

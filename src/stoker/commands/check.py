@@ -27,7 +27,7 @@ COPIED = 64 << 20  # bytes per timed copy
     is_flag=False,
     flag_value="-",
     metavar="[FILE]",
-    help="Write the result as JSON; without FILE, or where it is -, to stdout in place of the text.",
+    help="Write the result as JSON. Without FILE, or with -, write it to stdout instead of the text.",
 )
 def command(json_path: Path | None) -> int:
     """Show what this machine really grants: cores, memory, shared memory, GPUs, and how fast copies to them are.
@@ -68,7 +68,7 @@ def _copies() -> dict[str, float] | None:
     try:
         pageable, pinned = copy_rates(device, COPIED)
     except RuntimeError as e:
-        sys.stderr.write(f"stoker: copies to the device are not measured: {str(e).splitlines()[0]}\n")
+        sys.stderr.write(f"stoker: copies to the device were not measured: {str(e).splitlines()[0]}\n")
         return None
     return {"pageable": pageable / 1e9, "pinned": pinned / 1e9}
 

@@ -19,7 +19,8 @@ from . import arguments
     "--fail-above",
     type=arguments.loss,
     metavar="5%",
-    help="Exit code 1 if a loader's samples/s in B are lower than in A by more than that, as 5% or 0.05.",
+    help="Exit with code 1 if a loader's samples/s in B are lower than in A by more than this share, such as 5% or "
+    "0.05.",
 )
 @arguments.json_file
 def command(a: Path, b: Path, fail_above: float | None, json_path: Path | None) -> int:
@@ -36,7 +37,7 @@ def command(a: Path, b: Path, fail_above: float | None, json_path: Path | None) 
     found = compare(load(a), load(b), fail_above)
     output.give(found.as_dict(), json_path, lambda: found.show(sys.stdout))
     if fail_above is not None and all(pair.loss is None for pair in found.pairs):
-        raise UsageError("--fail-above has nothing to judge: no loader of both has samples/s or batches in both")
+        raise UsageError("--fail-above has nothing to compare: no loader has samples/s or batches in both reports")
     for reason in found.failed:
         print(f"stoker: {reason}", file=sys.stderr)
     return 1 if found.failed else 0

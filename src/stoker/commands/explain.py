@@ -44,7 +44,9 @@ def command(words: tuple[str, ...], json_path: Path | None) -> int:
         return 0
     pages = symptom_pages.find(question)
     if not pages:
-        raise StokerError(f"no page has all words of {question[:MAX_QUOTED]!r}; stoker explain lists all pages")
+        raise StokerError(
+            f"no page contains all words of {question[:MAX_QUOTED]!r}; stoker explain without words lists all pages"
+        )
     best, others = pages[0], pages[1 : 1 + MORE]
     result = {"schema": SCHEMA, "asked": question, "page": {**_entry(best), "text": best.text}}
     result["others"] = [_entry(page) for page in others]
@@ -62,7 +64,9 @@ def listed(stream: TextIO) -> str:
     lines = []
     for page in symptom_pages.pages():
         lines += [style(page.title, "bold", colour), f"    {', '.join((page.name, *page.causes))}"]
-    return "\n".join([*lines, "", "stoker explain NAME prints a page; a cause or words of its title will do, too."])
+    return "\n".join(
+        [*lines, "", "stoker explain NAME prints a page. NAME can also be a cause or words from the title."]
+    )
 
 
 def render(page: Symptom, others: list[Symptom], stream: TextIO) -> str:

@@ -22,7 +22,7 @@ ALLOWED = 0.1  # of samples/s; on a shared machine two runs of a script differ b
 def condition(text: str) -> str:
     """Checks one value of ``--fail-on``."""
     if text != INPUT_BOUND and not (text.startswith(SLOWER) and text != SLOWER):
-        raise click.BadParameter(f"{text!r} is neither {INPUT_BOUND} nor {SLOWER}REPORT")
+        raise click.BadParameter(f"{text!r} is not {INPUT_BOUND} or {SLOWER}REPORT")
     return text
 
 
@@ -42,7 +42,7 @@ class Gate:
         paths = [Path(text.removeprefix(SLOWER)) for text in conditions if text.startswith(SLOWER)]
         self.reports: list[LoadedReport] = _load(paths) if paths else []
         if allowed is not None and not self.reports:
-            raise UsageError(f"--fail-above is for --fail-on {SLOWER}REPORT")
+            raise UsageError(f"--fail-above needs --fail-on {SLOWER}REPORT")
 
     def failed(self, report: RunReport) -> Iterator[str]:
         """Yields a sentence for each condition that holds, and for each that this run leaves undecided."""

@@ -173,7 +173,7 @@ def _record_of(image: Sample, layout: str | None) -> ImageRecord:
     else:
         values, dtype = image, str(image.dtype)
     if values.size == 0:
-        raise ValueError(f"an image without pixels: its shape is {values.shape}")
+        raise ValueError(f"the image has no pixels: its shape is {values.shape}")
     shape = "x".join(map(str, values.shape))
     if values.ndim == 2:
         layout, values = "HW", values[None]

@@ -15,18 +15,18 @@ from . import arguments
 # What `stoker --help` says about each command. Its module, of the same name, is imported only when needed.
 FIRST = {
     "run": "Run a script and report what its data loaders did; --apply speeds it up.",
-    "check": "Show what this machine really grants: cores, memory, GPUs.",
-    "explain": "Explain a cause that stoker run names, or a symptom by words of its title.",
+    "check": "Show which cores, memory and GPUs this machine really grants.",
+    "explain": "Explain a cause that stoker run names, or a symptom given by words from its title.",
 }
 MORE = {
     "bench": "Measure how fast a data loader is, without a model.",
     "tune": "Find a data loader's best settings by measuring.",
     "batch-size": "Find the largest batch that fits the accelerator.",
     "compare": "Compare two reports, for example before and after a change.",
-    "stats": "Mean and std of an image dataset.",
+    "stats": "Compute the mean and std of an image dataset.",
     "cache": "List and remove caches on disk.",
-    "verify": "Read a whole dataset and list the samples that are broken.",
-    "why": "Say why a running job hangs.",
+    "verify": "Read a whole dataset and list the broken samples.",
+    "why": "Show why a running job hangs.",
 }
 COMMANDS = {**FIRST, **MORE}
 

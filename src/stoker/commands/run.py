@@ -96,7 +96,7 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
     "--workers-on",
     default="",
     metavar="ray[:HOST:PORT]",
-    help="With --apply: the nodes of this Ray cluster make batches, too (stoker[ray]).",
+    help="With --apply: also load batches on the nodes of this Ray cluster (stoker[ray]).",
 )
 @click.option(
     "--keep",
@@ -104,14 +104,15 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
     metavar="no|disk|SIZE",
     show_default=True,
     callback=_checked_keep,
-    help="With --apply: keep the cache for the next run, on disk. disk: a tenth of what is free; else bytes or 20GB.",
+    help="With --apply: keep the cache on disk for the next run. disk: up to a tenth of the free space; or a size "
+    "such as 20GB.",
 )
 @click.option(
     "--on-mismatch",
     type=click.Choice(["warn", "stop"]),
     default="warn",
     show_default=True,
-    help="With --apply: what to do if a sample from the cache is another than the script makes. stop: an error.",
+    help="With --apply: what to do if a cached sample differs from what the script makes. stop: raise an error.",
 )
 @click.option(
     "--json",
@@ -120,35 +121,45 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
     default=Path(REPORT),
     show_default=True,
     metavar="FILE",
-    help="The report; - is stdout, as its last line.",
+    help="Write the report as JSON; - writes it to stdout as the last line.",
 )
-@click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The report as a page (stoker[html]).")
+@click.option(
+    "--html", "html_path", type=arguments.FILE, metavar="FILE", help="Write the report as an HTML page (stoker[html])."
+)
 @click.option("--details", is_flag=True, help="Print every count, time and finding, not only the most important.")
-@click.option("--debug", is_flag=True, help="Load in the script's own process: for breakpoints and plain tracebacks.")
+@click.option("--debug", is_flag=True, help="Load in the script's own process, for breakpoints and plain tracebacks.")
 @click.option("--max-steps", type=arguments.COUNT, metavar="N", help="End the script after N batches.")
 @click.option(
     "--metrics-port",
     type=arguments.address,
     metavar="[HOST:]PORT",
-    help="Serve gauges to Prometheus meanwhile (stoker[metrics]); 0 is any free port. 0.0.0.0:PORT: to other machines.",
+    help="Serve gauges to Prometheus during the run (stoker[metrics]). 0: any free port. 0.0.0.0:PORT: also to other "
+    "machines.",
 )
-@click.option("--gpu-price", type=arguments.price, metavar="PRICE", help="Of a GPU and hour: what waiting costs.")
-@click.option("--gpus", type=arguments.COUNT, metavar="N", help="GPUs that the run uses.  [default: all]")
-@click.option("--cpu-price", type=arguments.price, metavar="PRICE", help="Of a CPU core and hour: whether more pay.")
+@click.option(
+    "--gpu-price", type=arguments.price, metavar="PRICE", help="Price per GPU hour, to report what waiting costs."
+)
+@click.option("--gpus", type=arguments.COUNT, metavar="N", help="Number of GPUs the run uses.  [default: all]")
+@click.option(
+    "--cpu-price",
+    type=arguments.price,
+    metavar="PRICE",
+    help="Price per CPU core hour, to report whether more cores pay off.",
+)
 @click.option(
     "--fail-on",
     type=condition,
     multiple=True,
     metavar="input-bound|slower-than=REPORT",
-    help="Exit code 1 if the run is that; several may be given.",
+    help="Exit with code 1 if this is true of the run. May be repeated.",
 )
 @click.option(
     "--fail-above",
     type=arguments.loss,
     metavar="10%",
-    help="Part of REPORT's samples/s that a loader may lack.  [default: 10%]",
+    help="Share by which a loader's samples/s may be below REPORT's.  [default: 10%]",
 )
-@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option("-m", "module", is_flag=True, help="Run SCRIPT as a module, like python -m.")
 @click.argument("command", metavar="SCRIPT|COMMAND [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     gpu_price: float | None,
@@ -207,7 +218,9 @@ class Listener:
         try:
             self.folder, self._server = private_sockets.listen_in_new_folder()  # ranks also use this folder to meet
         except OSError as e:
-            raise UsageError(f"no socket can be made in the temp folder: {e} (TMPDIR names another)") from e
+            raise UsageError(
+                f"cannot create a socket in the temporary directory: {e}. Set TMPDIR to another directory"
+            ) from e
         self._ending = threading.Event()
         self._server.setblocking(False)
         self._connections: dict[int, _Connection] = {}
@@ -306,11 +319,13 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
 
 def _check_workers_on(options: Options) -> None:
     if not options.apply:
-        raise UsageError("--workers-on changes where batches are made: it goes with --apply")
+        raise UsageError("--workers-on needs --apply")
     name, address = elsewhere(options.workers_on) or ("", "")
     if name not in kinds() or "//" in address:
         allowed = " or ".join(f"{kind}, or {kind}:HOST:PORT" for kind in kinds())
-        raise UsageError(f"--workers-on {options.workers_on}: {allowed} of a cluster that this machine is in")
+        raise UsageError(
+            f"--workers-on must be {allowed}, a cluster that this machine belongs to, not {options.workers_on}"
+        )
 
 
 def run(options: Options) -> int:
@@ -327,9 +342,9 @@ def run(options: Options) -> int:
     if options.workers_on:
         _check_workers_on(options)
     if options.keep != "no" and not options.apply:
-        raise UsageError("--keep keeps the cache that --apply fills: it goes with --apply")
+        raise UsageError("--keep needs --apply, which fills the cache")
     if options.debug and options.apply:
-        raise UsageError("--debug loads everything in one process: it does not go with --apply")
+        raise UsageError("--debug loads everything in one process, so it cannot be combined with --apply")
     output.check(options.json_path)
     if options.html_path is not None:
         from ..diagnosis.report import html  # see REPORTING
@@ -349,7 +364,7 @@ def run(options: Options) -> int:
     from ..diagnosis.report import build, history
 
     gate = Gate() if code else options.gate  # a failed script has already printed why
-    failed = ["there is no report that --fail-on could judge"] if gate.asked else []
+    failed = ["there is no report for --fail-on to check"] if gate.asked else []
     try:
         report = build.report_of(
             options.words, code, listener.snapshots(), machine, wall_s, options.apply, options.prices
@@ -359,7 +374,7 @@ def run(options: Options) -> int:
             history.save(report)
         _write(report, options)
     except OSError as e:  # the script has ended, so its exit code still counts
-        sys.stderr.write(f"stoker: the report cannot be written: {e}\n")
+        sys.stderr.write(f"stoker: cannot write the report: {e}\n")
     except Exception:
         sys.stderr.write(f"stoker: there is no report because of a bug in stoker, not in the script:\n{format_exc()}")
     sys.stderr.write("".join(f"stoker: {reason}\n" for reason in failed))
@@ -379,7 +394,7 @@ def _write(report: RunReport, options: Options) -> None:
     path: Path | None = options.json_path
     empty = bool(report.exit_code) and not report.loaders and not report.bypassing
     if empty and os.path.isfile(options.json_path):
-        kept = f"the report of an earlier run is kept: {path}\n"
+        kept = f"the report of an earlier run was not overwritten: {path}\n"
         sys.stderr.write(text.render(report, None, sys.stderr, details=options.details) + kept)
         return
     if str(path) == "-":
@@ -456,7 +471,7 @@ def _beside(listener: Listener, options: Options, stack: contextlib.ExitStack) -
         stack.enter_context(prometheus.serving(options.metrics_port, listener.snapshots))
         return None if resources.threads_are_scarce() else SystemMonitor()
     except (OSError, RuntimeError) as e:  # out of threads (ulimit -u) or file descriptors (ulimit -n), or no /proc
-        sys.stderr.write(f"stoker: the report will lack something: {one_line(e)}\n")
+        sys.stderr.write(f"stoker: the report will be incomplete: {one_line(e)}\n")
         return None
 
 

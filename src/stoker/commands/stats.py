@@ -40,9 +40,9 @@ NO_IMAGE = "NoImage: "
 
 @arguments.command("stats")
 @arguments.target
-@click.option("--key", metavar="NAME", help="The image in a sample: a dict's key, a tuple's index or a field.")
-@click.option("--samples", type=arguments.COUNT, metavar="N", help="Read N random ones.")
-@click.option("--layout", type=click.Choice(LAYOUTS), help="Where channels are, if the guess is wrong.")
+@click.option("--key", metavar="NAME", help="Where a sample has its image: a dict key, a tuple index or a field name.")
+@click.option("--samples", type=arguments.COUNT, metavar="N", help="Read N random samples only.")
+@click.option("--layout", type=click.Choice(LAYOUTS), help="Position of the channels, if the guess is wrong.")
 @arguments.num_workers
 @arguments.json_file
 def command(
@@ -108,7 +108,7 @@ class ImageStats:
     def __str__(self) -> str:
         columns = (self.mean, self.std, self.min, self.max, self.nan, self.inf)
         rows = [[str(i), *(f"{x:.6g}" for x in values)] for i, values in enumerate(zip(*columns, strict=True))]
-        uint8 = ", for values / 255 as torchvision's ToTensor makes of uint8" if self.scale == 255 else ""
+        uint8 = ", for values / 255, as torchvision's ToTensor makes them from uint8" if self.scale == 255 else ""
         out = [f"{self.name}: {counted(self.samples, 'sample')}, {human_seconds(self.seconds)}", ""]
         out += [table(["channel", "mean", "std", "min", "max", "NaN", "Inf"], rows, 120), self.normalize + uint8, ""]
         out += [f"shapes: {_most_common(self.shapes)}", f"types: {_most_common(self.types)}"]
@@ -149,7 +149,7 @@ def mean_std(
         ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 'Normalize(mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5])')
     """
     if layout not in (None, *LAYOUTS):
-        raise UsageError(f"layout={layout!r}: one of {', '.join(LAYOUTS)}, or None")
+        raise UsageError(f"layout must be one of {', '.join(LAYOUTS)}, or None, not {layout!r}")
     inner = as_loader(loader, name=name)
     if isinstance(inner.dataset, IterableDataset):
         raise UsageError(f"{name} is an iterable dataset, whose samples cannot be read by their index")
@@ -210,7 +210,7 @@ def _notes(record: ImageRecord, failed: Sequence[Failure], loader: LoaderLike) -
     if len(record.groups) > 1:
         most = max(g.images for g in record.groups.values())
         others = sum(g.images for g in record.groups.values()) - most
-        yield f"{counted(others, 'image')} of other channel counts or types left out: one Normalize does not fit all"
+        yield f"{counted(others, 'image')} with other channel counts or types skipped: one Normalize does not fit all"
 
 
 def _most_common(counts: dict[str, int]) -> str:

@@ -16,20 +16,22 @@ from . import arguments
 @arguments.command("tune")
 @arguments.target
 @arguments.json_file
-@click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The result as a page (stoker[html]).")
+@click.option(
+    "--html", "html_path", type=arguments.FILE, metavar="FILE", help="Write the result as an HTML page (stoker[html])."
+)
 @click.option(
     "--knobs",
     default=",".join(KNOBS),
     metavar="A,B",
     show_default=True,
-    help="The settings that may change. batch_size may be one of them; another batch size changes the training.",
+    help="The settings that may change. batch_size may be included, but a different batch size changes the training.",
 )
 @arguments.time_limit(BUDGET_S)
 @click.option(
     "--batch-size",
     type=arguments.COUNT,
     metavar="N",
-    help=f"Samples in a batch.  [default: the loader's; {BATCH_SIZE} for a dataset]",
+    help=f"Samples per batch.  [default: the loader's; {BATCH_SIZE} for a dataset]",
 )
 def command(
     target: str, json_path: Path | None, html_path: Path | None, knobs: str, time_limit: float, batch_size: int | None

@@ -34,7 +34,9 @@ SHOWN = 20  # most samples in the text; --json and --quarantine have all
 @arguments.target
 @arguments.num_workers
 @click.option(
-    "--sample-timeout", type=arguments.SECONDS, help="Seconds after which a sample counts as broken.  [default: none]"
+    "--sample-timeout",
+    type=arguments.SECONDS,
+    help="Seconds after which a sample counts as broken.  [default: no limit]",
 )
 @click.option("--quarantine", "listing", type=arguments.FILE, help="Append broken samples to this file.")
 @arguments.json_file
@@ -62,7 +64,7 @@ def command(
         try:
             quarantine.append(listing, found.failed, type(loader.dataset).__name__)
         except OSError as e:
-            raise UsageError(f"{listing} cannot be written: {e.strerror or e}") from e
+            raise UsageError(f"cannot write {listing}: {e.strerror or e}") from e
     output.give(found.as_dict(), json_path, lambda: print(_text(found)))
     return int(bool(found.failed))
 
@@ -107,7 +109,7 @@ def verify(
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
-            f"{type(loader.dataset).__name__} is an iterable dataset: it ends with its first error, so the other "
+            f"{type(loader.dataset).__name__} is an iterable dataset, which ends at its first error, so the remaining "
             "samples cannot be read"
         )
     keys = keys_of(loader)
@@ -140,7 +142,7 @@ def _read(dataset: Any, key: Index) -> int:
 def _text(found: Verified) -> str:
     rate = f"{found.rate:,.0f} samples/s" if found.read else "nothing to read"
     if not found.failed:
-        return f"{found.samples:,} samples, all could be read ({rate})"
+        return f"all {found.samples:,} samples could be read ({rate})"
     lines = [f"{len(found.failed):,} of {found.samples:,} samples are broken ({rate})"]
     kinds = Counter(f.error.partition(":")[0] for f in found.failed)
     lines.append("  " + ", ".join(f"{n:,} {printable(kind)}" for kind, n in kinds.most_common(SHOWN)))

@@ -64,9 +64,9 @@ MOST_VAIN_S = 4.0  # spent waiting for trials that did not end: a script may rec
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
 TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
 MOST_DATASETS = 8  # remembered at most
-BY_SCRIPT = "; batches from the cache are made without them, in the script's own process, where that is faster"
-TAKEN_OVER = "; workers took over where that failed and they did not:"
-UNSEEN = "an epoch without workers shows first whether making its batches draws random numbers"
+BY_SCRIPT = "; cached batches are loaded in the script's own process where that is faster"
+TAKEN_OVER = "; workers took over where that failed but they succeeded:"
+UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
 WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
 
 _datasets: list[ManagedDataset] = []
@@ -157,7 +157,7 @@ def cache_alone(applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractC
     staged: MapDataset | None = None
     collate_fn: Callable[..., Batch] | None = None
     with _left_as_it_is(loader):
-        managed = _manage(loader, applied, f"kept {int(loader.num_workers)}: its iterators are its class's")
+        managed = _manage(loader, applied, f"kept {int(loader.num_workers)}: its class has its own iterators")
         collate_fn = managed.collate_for(loader)
         if managed.staged is not None:
             managed.staged._begin()
@@ -173,7 +173,7 @@ def _left_as_it_is(loader: LoaderLike) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        sys.stderr.write(f"stoker: {name_of(loader)}: left as it is: {one_line(e)}\n")
+        sys.stderr.write(f"stoker: {name_of(loader)}: left unchanged: {one_line(e)}\n")
 
 
 def refresh() -> None:
@@ -210,7 +210,11 @@ def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
     if not name:
         return None
     with engine.with_dataset(loader, vars(stream)[name]):
-        known = _manage(loader, applied, f"kept {workers}: which samples a worker makes of a stream depends on it")
+        known = _manage(
+            loader,
+            applied,
+            f"kept {workers}: the number of workers decides which samples of a stream each worker loads",
+        )
         staged = known.staged_for(loader)
     if known.staged is None:
         return None
@@ -275,7 +279,7 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
     if by_task:
         count = count or first_guess(loader)[0]
         loader.__dict__["worker_method"] = where
-        reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
+        reason += f"; and workers on other nodes ({where}): random generators are seeded per batch"
     _use_workers(loader, count, by_task)
     # Read-ahead threads load samples in a different order, and several at once.
     is_safe = known.found is not None and known.found.is_stateless
@@ -322,7 +326,7 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
         return 0, f"kept 0: {drawn}"
     changes = found.changes or known.own_cache
     if changes:
-        return 0, f"kept 0: loading a sample changes {changes}, which the script would not see from a worker"
+        return 0, f"kept 0: loading a sample changes {changes}, and the script would not see that change from a worker"
     served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
     is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
     if is_tiny and not _collates_long(loader):
@@ -334,10 +338,10 @@ def _why_own_count(loader: LoaderLike) -> str:
     """Why more workers than a loader has would change its samples; "" if they would not."""
     handle = held(loader.dataset)
     if handle:
-        return f"{handle}, which more processes would share"
+        return f"{handle}, which several processes would have to share"
     init = loader.worker_init_fn if int(loader.num_workers) else None
     is_other = init is not None and not only_seeds(init)
-    return "worker_init_fn may set up each worker in another way" if is_other else ""
+    return "worker_init_fn may set up each worker differently" if is_other else ""
 
 
 def _drawn(loader: LoaderLike, found: TrialResult) -> str:
@@ -345,7 +349,7 @@ def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     which the sampler's next order is drawn too; "" if it draws none."""
     seen = applied_to(loader).draws
     if found.draws or seen.moved:
-        return "making its batches draws random numbers, and what the script draws next depends on that"
+        return "loading its batches draws random numbers, which changes what the script draws next"
     may_draw = found.may_draw or not is_plain(loader.collate_fn)
     is_known = not may_draw or seen.batches >= len(loader)
     return "" if is_known else UNSEEN

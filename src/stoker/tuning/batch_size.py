@@ -86,7 +86,7 @@ class BatchSizes:
     def _words(self) -> list[str]:
         own_was_tried = any(t.batch_size == self.own for t in self.trials)
         if self.best == self.own:
-            gain = "it is the loader's own"
+            gain = "it equals the loader's own"
         elif self.gain is None:
             gain = f"the loader's own is {self.own:,}{', which does not fit' if own_was_tried else ''}"
         else:
@@ -132,7 +132,7 @@ def largest(
     _check(loader, step, margin, seconds)
     device = counted()
     if device is None:
-        raise UsageError("the largest batch is found for the memory of an accelerator, and torch sees none here")
+        raise UsageError("the batch size search needs an accelerator, and torch sees none here")
     search = _Search(loader, step, *device, margin, began + seconds)
     own, top, trials = int(loader.batch_size or 0), search.samples, list[BatchSizeTrial]()
     low, high = 0, top + 1  # low fits, high does not
@@ -144,11 +144,11 @@ def largest(
         low, high = (size, high) if trials[-1].fits else (low, size)
         size = _next(low, high, top)
     if not low and size is not None:
-        raise WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
+        raise WorkerTimeoutError(f"no batch that fits was found within {seconds:g} s: allow more time")
     if not low:
-        raise UsageError(f"not even one sample fits: {trials[-1].why}, and {search.limit}")
+        raise UsageError(f"not even a single sample fits: {trials[-1].why}, and {search.limit}")
     if size is not None:
-        bound = f"time: {seconds:g} s were over before the search was"
+        bound = f"time: the search did not finish within {seconds:g} s"
     elif high > top:
         bound = f"the dataset: it has {top:,} samples"
     else:
@@ -166,15 +166,19 @@ def _next(low: int, high: int, top: int) -> int | None:
 
 def _check(loader: object, step: object, margin: float, seconds: float) -> None:
     if not isinstance(loader, DataLoader):
-        raise UsageError(f"the loader is of type {type(loader).__name__}, which is no DataLoader")
+        raise UsageError(f"the loader is of type {type(loader).__name__}, not a DataLoader")
     if loader.batch_size is None:
-        raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): their size is its own")
+        raise UsageError(
+            "the loader makes its own batches (batch_size=None or a batch_sampler), so their size cannot be changed"
+        )
     if step is not None and not callable(step):
         raise UsageError(f"step is of type {type(step).__name__}, which cannot be called with a batch")
     if isinstance(loader.dataset, IterableDataset):
-        raise UsageError("the dataset is iterable: batches of other samples cannot be drawn from it")
+        raise UsageError("the dataset is iterable, so batches of any size cannot be drawn from it")
     if not 0 <= margin < 1 or not 0 < seconds < float("inf"):
-        raise UsageError(f"margin={margin:g}, seconds={seconds:g}: a share below 1, and more than 0 seconds")
+        raise UsageError(
+            f"margin must be a share below 1 and seconds must be positive, not margin={margin:g}, seconds={seconds:g}"
+        )
     if not keys_of(loader):
         raise UsageError("the dataset is empty")
 
@@ -211,9 +215,7 @@ class _Search:
         self._start = int(module.memory_allocated())
         self.budget = int(module.mem_get_info()[0] + module.memory_reserved() - self._start)
         self._allowed = int(self.budget * (1 - margin))
-        self.limit = (
-            f"{human_bytes(self._allowed)} are allowed ({human_bytes(self.budget)} were free, less {margin:.0%})"
-        )
+        self.limit = f"{human_bytes(self._allowed)} are available ({human_bytes(self.budget)} free, less {margin:.0%})"
         self.name = f"{device} ({module.get_device_name()})"
 
     def trial(self, n: int) -> BatchSizeTrial:

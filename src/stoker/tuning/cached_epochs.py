@@ -130,11 +130,11 @@ def why_not(loader: LoaderLike) -> str:
     if loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
         return "worker_init_fn may do more than seed random generators"
     if loader.worker_init_fn is not None and not can_preserve_seeds():
-        return "worker_init_fn may seed a device that is not in use yet"
+        return "worker_init_fn may seed a device that is not initialized yet"
     if elsewhere(loader.__dict__.get("worker_method")) is not None:
-        return "nodes of a cluster make batches, too"
+        return "cluster nodes also load batches"
     if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
-        return "the loader has a multiprocessing context, or a state"
+        return "the loader has a multiprocessing_context or a state"
     if is_stateful(dataset) or isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return "the dataset has a state"
     return held(dataset)

@@ -93,13 +93,13 @@ class ManagedDataset:
         self.waits = False  # waits until no other trial runs
         self._is_second = False  # the first trial could not load any sample
         if hasattr(type(dataset), "_stoker_batches"):
-            self.reason = "the dataset is staged already"
+            self.reason = "the dataset is already staged"
         elif len(dataset) < FEWEST_SAMPLES:
-            self.reason = f"{len(dataset)} samples are too few for a trial"
+            self.reason = f"{len(dataset)} samples are too few for a trial run"
         elif may_try:
             self.start_trial()
         else:
-            self.reason = "the trial of another dataset has not ended yet"
+            self.reason = "the trial run of another dataset has not finished yet"
             self.waits = True
 
     @property
@@ -118,14 +118,14 @@ class ManagedDataset:
         collate_fn = loader.collate_fn if loader is not None and is_users else None
         try:
             self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler, collate_fn)
-            self.reason = "the trial has not ended yet"
+            self.reason = "the trial run has not finished yet"
             self._looked_at = Inputs(dataset).let_go(dataset)  # in parallel with the trial
             with contextlib.suppress(TypeError):
                 gone = weakref.finalize(dataset, self.trial.close)
                 gone.atexit = False
                 self._end_trial = gone
         except OSError as e:
-            self.reason = f"no process can be started for the trial: {e}"
+            self.reason = f"cannot start a process for the trial run: {e}"
         self.start_s += time.monotonic() - began
 
     def take_result(self, seconds: float) -> None:
@@ -264,7 +264,7 @@ class ManagedDataset:
         collated._begin()
         filled = collated.account.filled
         if filled > (1 + NEW_CALLS) * self._filled_before > 0:
-            collated._disable("most calls in collate_fn have other arguments in each epoch")
+            collated._disable("most calls in collate_fn have different arguments in each epoch")
         self._filled_before = filled
         return collated.__getitem__ if collated.usable else None
 
@@ -395,7 +395,9 @@ class ManagedDataset:
         if self.staged is None or self.found is None:
             return out
         if self.is_single_pass:
-            return out | {"why_not": "no gradients were asked for so far: a single pass over the samples is expected"}
+            return out | {
+                "why_not": "no gradients were computed so far, so only a single pass over the samples is expected"
+            }
         account, now = self.staged.account, self.staged.split or self.found  # a changed dataset was tried again
         return out | {
             "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
@@ -429,6 +431,6 @@ def why_it_does_not_pay(plan: Plan) -> str:
     if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + least_s):
         return ""
     return (
-        f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us of "
+        f"caching would not pay off: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us of "
         f"{(plan.head_s + plan.tail_s) * 1e6:,.0f} us, copying it out of memory {plan.read_s * 1e6:,.0f} us"
     )

@@ -48,12 +48,13 @@ FOR_BATCHES = ("budget", "shm", "pinned")  # limits that come from the size of a
 WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel")
 NOT_DIVIDED = (
-    "no other number of workers is tried: the iterable dataset was not seen to ask get_worker_info(), so each worker "
-    "would give all of its samples"
+    "no other number of workers is tried: the iterable dataset does not appear to call get_worker_info(), so each "
+    "worker would yield all of its samples"
 )
-NOT_COUNTED = "no other batch size is tried: nothing says how many samples the iterable dataset has for a batch"
+NOT_COUNTED = "no other batch size is tried: it is unknown how many samples the iterable dataset has"
 TRAINING = (
-    "another batch size changes the training: an epoch has more or fewer steps, and another learning rate may suit"
+    "a different batch size changes the training: an epoch has more or fewer steps, and the best learning rate may "
+    "change"
 )
 
 
@@ -104,7 +105,7 @@ class TunerSearch:
                 self.measured.measure(Setting(0, batch_size=s.batch_size))
             self._finalists(s)
         except TooSlow as e:
-            self.notes.append(f"the time was over in the middle of a measurement: {e}")
+            self.notes.append(f"the time limit was reached during a measurement: {e}")
 
     def _rounds(self, s: Setting) -> Setting:
         """Coordinate search: one knob after the other, each from the best setting so far, until none moves. Where the
@@ -129,8 +130,8 @@ class TunerSearch:
             self.measured.measure(s)
         except TooSlow:
             raise UsageError(
-                f"{self.name}: one batch takes longer than the {self.measured.budget_s:g} s there are for tuning: a "
-                "larger --time-limit, or a smaller batch"
+                f"{self.name}: one batch takes longer than the {self.measured.budget_s:g} s allowed for tuning. Raise "
+                "--time-limit or reduce the batch size"
             ) from None
         window = self.measured.windows[s]
         if self._reuse_tasks(window) and window.read > READS * window.batches and not self.measured.is_over():
@@ -155,7 +156,10 @@ class TunerSearch:
             return False
         epoch = window.read / max(1, window.batches) / max(1.0, tasks.samples) * len(dataset)
         if epoch > SHARE_OF_MEMORY * resources.memory_available():
-            self.notes.append(f"an epoch reads about {epoch / 1e9:.3g} GB, more than memory keeps: measured cold")
+            self.notes.append(
+                f"an epoch reads about {epoch / 1e9:.3g} GB, more than fits in memory, so it was measured without a "
+                "warm page cache"
+            )
             return False
         tasks.fresh = False
         return True
@@ -175,7 +179,7 @@ class TunerSearch:
         last = str(e).strip().splitlines()[-1]
         where = f" ({e.where})" if e.where else ""
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
-        gpu = " (it needs a GPU, and there is none here)" if needs_gpu else ""
+        gpu = " (it needs a GPU, but there is none here)" if needs_gpu else ""
         return f"a sample cannot be loaded: {last}{where}{gpu}"
 
     def _num_workers(self, s: Setting) -> Setting:
@@ -263,7 +267,7 @@ class TunerSearch:
         if "num_workers" in self.knobs:
             self.reasons["num_workers"] = f"{best.num_workers} is the smallest within 3 % of the best"
             if len(rates[best]) < FEW and self.measured.is_over():
-                self.reasons["num_workers"] += ", as far as there was time to measure"
+                self.reasons["num_workers"] += ", of those that could be measured in time"
         if "prefetch_factor" in self.knobs:
             self.reasons["prefetch_factor"] = self._why_prefetch(best)
 
@@ -276,7 +280,7 @@ class TunerSearch:
         if best.batch_size != own:
             return f"{best.batch_size} makes {rate(best) / fastest[own]:.2f}x the samples/s of the loader's own {own}"
         words = ", ".join(f"{n} brings {fastest[n] / rate(best) - 1:+.0%}" for n in others)
-        return f"{own}, the loader's own: {words or 'no other one was tried'}"
+        return f"{own}, the loader's own: {words or 'no other size was tried'}"
 
     def _why_prefetch(self, best: Setting) -> str:
         value = best.prefetch_factor
@@ -285,10 +289,10 @@ class TunerSearch:
             gain = self.measured.rate(deeper[0]) / self.measured.rate(best) - 1
             words = f"{value}: {deeper[0].prefetch_factor} brings {gain:+.0%}"
         else:
-            words = f"{value}: the most that was tried"
+            words = f"{value}: the largest value that was tried"
         if value == DEPTH == self._base.prefetch_factor:
             nbytes = self.measured.nbytes(best.batch_size) * DEPTH * best.num_workers
-            words += f"; it costs {nbytes / 1e6:.3g} MB, and takes up jitter that short windows do not show"
+            words += f"; it costs {nbytes / 1e6:.3g} MB and absorbs jitter that short windows do not show"
         return words
 
     def result(self, found: Setting) -> TuneResult:
