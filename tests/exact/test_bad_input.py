@@ -201,7 +201,7 @@ def test_datasets_within_datasets_without_end() -> None:
     data: Any = None
     for _ in range(inputs.DEPTH + 20):
         data = _Nested(data)
-    assert "lies too deep" in assert_right(data, lambda _: None)
+    assert "is nested too deeply" in assert_right(data, lambda _: None)
 
 
 class _ReadsFiles(_Data):

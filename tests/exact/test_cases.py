@@ -37,7 +37,7 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "DrawnOnAHelper": "reads do",
     "KeptByLruCacheAndChanged": "load",
     "OwnCacheSeldomChanged": "kept",
-    "FileWithoutAName": "a file that has no name",
+    "FileWithoutAName": "a file without a name",
     "BatchAsAWhole": "__getitems__",
 }
 
@@ -159,7 +159,7 @@ def test_served_samples_are_made_again_and_a_difference_ends_the_cache(monkeypat
     loader = stoker.DataLoader(staged, 6)
     first = torch.cat(list(loader))
     hidden[0] = 1.0
-    with pytest.warns(stoker.StokerWarning, match=r"is another than when it was cached.*epochs 1 to 2 may have"):
+    with pytest.warns(stoker.StokerWarning, match=r"differs from when it was cached.*epochs 1 to 2 may have"):
         second = torch.cat(list(loader))
     assert not staged.usable
     assert torch.equal(second, first + 1)

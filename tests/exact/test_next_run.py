@@ -195,7 +195,7 @@ def test_a_mismatch_stands_first_in_the_report_and_may_end_the_run(how: str, tmp
     line = [sys.executable, "-m", "stoker", "run", "--apply", "--on-mismatch", how, "train.py"]
     p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (p.returncode, "ended" in p.stdout) == ((0, True) if how == "warn" else (1, False)), p.stderr
-    assert "is another than when it was cached" in p.stderr
+    assert "differs from when it was cached" in p.stderr
     assert ("StaleCacheError" in p.stderr) == (how == "stop")
     first = json.loads((tmp_path / "stoker-report.json").read_text())["findings"][0]
     assert first["cause"] == "stale_cache"

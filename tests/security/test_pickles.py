@@ -72,7 +72,7 @@ def test_memory_of_ranks_and_nodes_is_never_unpickled(tmp_path: Path) -> None:
     theirs.admit({i: take({"x": Evil(tmp_path / f"{i}")}) for i in range(N)}, 0)
     assert theirs.account.filled == N
     ours = Store(memory, N, 1 << 20)
-    with pytest.raises(CacheError, match="not the type of a sample"):
+    with pytest.raises(CacheError, match="invalid sample type"):
         ours.read(int(ours.locations[3]))
     assert not list(tmp_path.iterdir())
     theirs.read(int(theirs.locations[3]))  # else this test would show nothing
@@ -114,7 +114,7 @@ def test_what_needs_a_pickle_is_not_kept_there(kept: str, tmp_path: Path) -> Non
     if kept != "a file":
         where = {"cache": "ram", "_memories": node_cache.new_memories(N, None, 1 << 20, 1)}
     staged = stoker.Staged(list(range(N)), prepare=lambda i: {"x": complex(i, 1)}, **where)
-    with pytest.warns(StokerWarning, match="has a complex, which is kept in memory of one process only"):
+    with pytest.warns(StokerWarning, match="has a complex, which only an in-memory cache of one process can hold"):
         assert [staged[i]["x"] for i in range(N)] == [complex(i, 1) for i in range(N)]
     assert not staged.account.filled
 

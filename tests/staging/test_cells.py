@@ -42,5 +42,5 @@ def test_the_deterministic_part_is_found(name: str) -> None:
 
 def test_other_source_than_what_runs_is_none() -> None:
     own = run(CELL, "/tmp/ipykernel_1/24.py", CELL.replace("float(i)", "float(i + 1)"))["Own"]
-    with pytest.raises(NoSource, match="is not what runs"):
+    with pytest.raises(NoSource, match="differs from the code that runs"):
         tree_of(own.__getitem__)

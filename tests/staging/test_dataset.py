@@ -479,7 +479,7 @@ def test_a_dataset_that_changes_before_each_epoch_is_not_tried_again_and_again()
             assert {b.shape[1] for b in loader} == {size}
     said = [str(w.message) for w in caught if "Cache discarded" in str(w.message)]
     assert len(said) == 4
-    assert said[-1].endswith("From now on nothing is kept: it changes before each epoch.")
+    assert said[-1].endswith("From now on nothing is cached: it changes before each epoch.")
 
 
 class Scaled:
@@ -593,7 +593,7 @@ def test_a_changed_dataset_is_noticed_without_anybody_saying_that_an_epoch_begin
     data.size = 3
     assert {b.shape[1] for b in loader} == {3}
     staged.look_again()
-    with pytest.warns(StokerWarning, match="nothing is served from the cache: size was 2 and is 3"):
+    with pytest.warns(StokerWarning, match="the cache is no longer used: size was 2 and is 3"):
         sample = staged[0]
     assert sample.shape == (3,)
 
@@ -642,7 +642,7 @@ def test_attributes_of_the_dataset_are_there() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: stoker.Staged(Source(), prepare=keep, cache="magic"), "cache='magic'"),
+        (lambda: stoker.Staged(Source(), prepare=keep, cache="magic"), "not 'magic'"),
         (lambda: stoker.Staged(Source(), prepare=keep, cache_budget="lots"), "budget must be .*, not 'lots'"),
         (lambda: stoker.Staged(Source(), prepare=keep, cache_budget=0), "budget must be .*, not 0"),
         (lambda: stoker.Staged(["a.jpg", "b.jpg"]), "prepare="),
@@ -781,11 +781,11 @@ def test_words_from_elsewhere_do_no_harm() -> None:
             Layout(words, pickles=False)
 
 
-@pytest.mark.parametrize(("gone", "instead"), [("compressed", 'use "ram"'), ("device", "a TensorDataset of")])
+@pytest.mark.parametrize(("gone", "instead"), [("compressed", 'use "ram"'), ("device", "a TensorDataset with")])
 def test_caches_that_are_gone_are_refused_by_name(gone: str, instead: str) -> None:
-    with pytest.raises(UsageError, match=f"is gone: {instead}"):
+    with pytest.raises(UsageError, match=f"is no longer supported: {instead}"):
         stoker.Staged(["x"], prepare=keep, cache=gone)
-    with pytest.raises(UsageError, match=f"is gone: {instead}"):
+    with pytest.raises(UsageError, match=f"is no longer supported: {instead}"):
         stoker.install(cache=gone)
 
 

@@ -199,7 +199,7 @@ def test_what_changed_without_a_trace_is_found_by_a_sample(files: list[Path], tm
     added.with_suffix(".txt").write_text("0")
     check(open_cache(files, where, fn))
     added.with_suffix(".txt").write_text("1")
-    with pytest.warns(StokerWarning, match="is another than in"):
+    with pytest.warns(StokerWarning, match="differs from the one in"):
         staged = open_cache(files, where, fn)
     assert check(staged, add=1) == N
 
@@ -244,7 +244,7 @@ def test_a_truncated_file_is_said(files: list[Path], tmp_path: Path, name: str) 
     check(open_cache(files, where))
     path = cache_of(where) / name
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.warns(StokerWarning, match=f"{name}.*made anew"):
+    with pytest.warns(StokerWarning, match=f"{name}.*creating a new cache"):
         staged = open_cache(files, where)
     assert check(staged) == N
     assert check(open_cache(files, where)) == 0
@@ -651,7 +651,7 @@ def make_open(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [pytest.param(make_foreign, "belongs to another user", marks=as_root), (make_open, "can be written to by other")],
+    [pytest.param(make_foreign, "belongs to another user", marks=as_root), (make_open, "is writable by other")],
 )
 def test_a_cache_that_others_have_made_or_can_write_to_is_refused(
     files: list[Path], tmp_path: Path, spoil: Any, words: str
@@ -670,7 +670,7 @@ def test_a_file_that_others_can_write_to_is_made_anew(files: list[Path], tmp_pat
     where = tmp_path / "cache"
     check(open_cache(files, where))
     spoil(cache_of(where) / "column-0.npy")
-    with pytest.warns(StokerWarning, match="made anew"):
+    with pytest.warns(StokerWarning, match="creating a new cache"):
         staged = open_cache(files, where)
     assert check(staged) == N
     assert check(open_cache(files, where)) == 0
@@ -684,7 +684,7 @@ def test_a_cache_under_the_name_of_another_is_made_anew(files: list[Path], tmp_p
     (mine,) = [p for p in where.iterdir() if p != theirs]
     shutil.rmtree(mine)
     theirs.rename(mine)
-    with pytest.warns(StokerWarning, match="made for other samples: it is made anew"):
+    with pytest.warns(StokerWarning, match="made for different samples: creating a new cache"):
         staged = open_cache(files, where)
     assert check(staged) == N
 
@@ -719,7 +719,7 @@ def test_a_folder_that_is_a_link_is_not_followed(files: list[Path], tmp_path: Pa
     path = cache_of(where)
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
-    with pytest.warns(StokerWarning, match="made anew"):
+    with pytest.warns(StokerWarning, match="creating a new cache"):
         staged = open_cache(files, where)
     assert check(staged) == N
     assert (elsewhere / "manifest.json").exists()
@@ -731,7 +731,7 @@ def test_words_that_are_no_text_are_made_anew(files: list[Path], tmp_path: Path)
     with open(cache_of(where) / "words.npy", "r+b") as file:
         file.seek(128)
         file.write(b"\xff" * 1024)
-    with pytest.warns(StokerWarning, match="made anew"):
+    with pytest.warns(StokerWarning, match="creating a new cache"):
         staged = open_cache(files, where)
     assert check(staged) == N
 

@@ -24,8 +24,8 @@ def test_a_folder_that_is_made_is_named_and_so_is_the_library(tmp_path: Path) ->
     scope: dict[str, Any] = {}
     library = os.path.join(sysconfig.get_path("purelib"), "cachelib", "core.py")
     exec(compile("import os\ndef make(path): os.makedirs(path, exist_ok=True)", library, "exec"), scope)
-    with pytest.raises(UsageError, match=f"makes a folder, '{folder}' .cachelib does: call it once"):
+    with pytest.raises(UsageError, match=f"makes a directory, '{folder}' .cachelib does: call it once"):
         run_isolated(lambda: scope["make"](folder))
-    with pytest.raises(UsageError, match=f"makes a folder, '{folder}'$"):
+    with pytest.raises(UsageError, match=f"makes a directory, '{folder}'$"):
         run_isolated(lambda: os.makedirs(folder))
     assert not folder.exists()

@@ -184,7 +184,7 @@ def test_an_epoch_goes_on_to_the_bit(
     for (x, y), (a, b) in zip(got, want, strict=True):
         assert torch.equal(x, a)
         assert y == b
-    assert "memory was given back" in dataset.report
+    assert "memory was freed" in dataset.report
     assert dataset._store is not None
     assert used(dataset._store) < 1 << 20
 

@@ -68,7 +68,7 @@ def test_a_store_that_is_shut_sends_nothing(nodes):
     store.admit({i: take(sample(i, "rows")) for i in range(N)}, 10**9)
     worker, _ = worker_of(nodes[0])
     assert worker.fetch([1], 0.1)
-    store.shut("a sample is another than when it was cached")
+    store.shut("a sample differs from when it was cached")
     assert worker.fetch([1], 0.1) == {}
 
 
@@ -111,5 +111,5 @@ def test_a_cache_that_is_discarded_here_is_pickled_as_another_dataset():
     assert [staged[i] for i in range(N)] == list(range(N))
     assert pickled_spec(spec).data == before  # what is in the cache is of this machine
     with pytest.warns(StokerWarning, match="Cache discarded"):
-        staged._disable("a sample is another than when it was cached")
+        staged._disable("a sample differs from when it was cached")
     assert pickled_spec(spec).data != before

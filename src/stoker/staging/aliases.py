@@ -63,7 +63,7 @@ def refuse_aliases(state: object, dataset: object) -> None:
             continue
         if id(x) in seen and not isinstance(x, (tuple, frozenset)):
             if holder is None or seen[id(x)][1] is not holder:
-                raise CacheError("two variables before the cut are one object")
+                raise CacheError("two variables before the cut refer to the same object")
             continue
         seen[id(x)] = x, holder
         inside: Iterable[object] = ()

@@ -88,5 +88,5 @@ def name_of(dataset: object) -> str:
     kind = "paths" if isinstance(dataset, (list, tuple)) else type(dataset).__name__
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", kind)[:40]
     if not name:
-        raise UsageError("a dataset without a name")
+        raise UsageError("the class of the dataset has no name")
     return name

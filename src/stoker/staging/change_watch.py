@@ -60,7 +60,7 @@ class Discards:
         self._last.clear()
 
 
-STALE = "is another than when it was cached"
+STALE = "differs from when it was cached"
 ON_MISMATCH = "STOKER_ON_MISMATCH"
 
 
@@ -111,7 +111,7 @@ class ChangeWatch:
         return changes
 
     def _of_files(self) -> list[str]:
-        return [f"{FILE} {path} was written" for path in self._written]
+        return [f"{FILE} {path} was modified" for path in self._written]
 
     @property
     def why_unknown(self) -> str:
@@ -151,7 +151,7 @@ class ChangeWatch:
         self._looks_at_files = False
         changes = self._compare() + self._of_files()
         if changes and self.is_current:
-            message = "The dataset changed since it was cached, so nothing is served from the cache"
+            message = "The dataset changed after it was cached, so the cache is no longer used"
             warn_user(f"{message}: {shortly(changes)}.")
         self.is_current = not changes
 

@@ -142,7 +142,7 @@ class Checker:
             first = code.run(call)
         except Unplanned:
             self.struck = True
-            self._strike(key, "the first part of a call draws or fails")
+            self._strike(key, "the first part of a call draws random numbers or fails")
             raise
         states_after = samples.states()
         samples.seed(SECOND_CALL_SEED + self.checked)
@@ -165,7 +165,7 @@ class Checker:
         if why:
             self.struck = True
             called = key.function if isinstance(key, CallKey) else f"{os.path.basename(key.file)}:{key.function_line}"
-            self._strike(key, f"the call {called} is not kept: {why}")
+            self._strike(key, f"the call {called} is not cached: {why}")
             return second
         return copy.deepcopy(second)
 
@@ -189,9 +189,9 @@ class Checker:
         for name in sorted(named & set(self._changing)):
             return f"it reads {name}, which the script changes in each epoch"
         if ANY_NAME in self._of_samples:
-            return "samples set attributes whose names are computed"
+            return "loading a sample sets attributes with computed names"
         for name in sorted(named & self._of_samples):
             return f"it reads {name}, which loading a sample may change"
         if share_memory(first, second):
-            return "its results are one and the same object"
-        return "" if equal_bits(first, second) else "it gives other bits on a repeat"
+            return "it returns the same object each time"
+        return "" if equal_bits(first, second) else "it returns a different result when repeated"

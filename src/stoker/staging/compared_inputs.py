@@ -34,7 +34,7 @@ class ComparedInputs(ValueDigests):
             if old is None and "." in path:  # an attribute that was defined in the class
                 old = _of_class(path.rpartition(".")[2], self.entries)
             if old is None or new is None:
-                out.append(f"{path} is {new.text}" if new is not None else f"{path} is no more")
+                out.append(f"{path} is {new.text}" if new is not None else f"{path} no longer exists")
             elif old.text != new.text:
                 out.append(f"{path} was {old.text} and is {new.text}")
             else:

@@ -93,7 +93,7 @@ class Staged(Dataset[Sample]):
         check_tier(cache)
         paths = isinstance(dataset, (list, tuple)) and bool(dataset) and isinstance(dataset[0], (str, os.PathLike))
         if paths and prepare is None:
-            raise UsageError("Staged of paths wants prepare=: what to make of a path")
+            raise UsageError("Staged needs prepare= for a list of paths: a function that turns a path into a sample")
         map_style(dataset)
         self.dataset = dataset
         self.augment_batch = augment_batch
@@ -127,7 +127,9 @@ class Staged(Dataset[Sample]):
         self._samples = len(self.dataset)
         memo = None if self.split is None else self.split.memo
         if memo is not None and self.cache == "disk":
-            raise UsageError(f"only calls can be kept, and these in memory only: {'; '.join(memo.root.all_shown())}")
+            raise UsageError(
+                f"only results of calls can be cached, and only in memory: {'; '.join(memo.root.all_shown())}"
+            )
         self._table = None if memo is None else table_for(self._samples, memo.sites, *self._memories[1:])
         self._bind()
         # With ``prepare``, the user asserts that it is deterministic.
@@ -212,8 +214,8 @@ class Staged(Dataset[Sample]):
 
     def _no_batch(self) -> None:
         raise UsageError(
-            "augment_batch is run once on each batch, and this loader does not do that: it wants stoker.DataLoader (or "
-            "stoker.install()) with a batch size, over this dataset or Subsets of it"
+            "augment_batch runs once per batch, which this loader does not support. Use stoker.DataLoader (or "
+            "stoker.install()) with a batch size, on this dataset or Subsets of it"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -330,7 +332,7 @@ class Staged(Dataset[Sample]):
                 raise UsageError("it changes before each epoch")
             self._begin_cache()
         except UsageError as e:  # no reason to end a script
-            consequence = f" From now on nothing is kept: {str(e).removesuffix('. ' + REMEDY)}."
+            consequence = f" From now on nothing is cached: {str(e).removesuffix('. ' + REMEDY)}."
             self._samples = len(self.dataset)
             self._table = self.split = self._store = None
             self._bind()

@@ -270,7 +270,7 @@ class Filler:
         if len(self._without_part) <= self._asked / ONE_IN + BY_CHANCE:
             return False
         share = f"{len(self._without_part)} of {self._asked} samples"
-        self._disable(f"{share} draw random numbers, or take another way, before the cut")
+        self._disable(f"{share} draw random numbers or run different code before the cut")
         return True
 
     def begin_epoch(self) -> None:
@@ -334,4 +334,4 @@ class Filler:
         return any(equal_bits(a, b) for a in all_served for b in all_own)
 
     def _differs(self, index: Index) -> None:
-        self._disable(f"sample {index} {STALE}: its code or data changed unseen", stale=True)
+        self._disable(f"sample {index} {STALE}: a change to its code or data was not detected", stale=True)

@@ -148,7 +148,7 @@ class Inputs(ComparedInputs):
         self._visit(dataset, DATASET, DEPTH)
         if self._depends_on_gradients:
             asked = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-            self.entries["whether gradients are asked for"] = Entry("asked", asked)
+            self.entries["whether gradients are enabled"] = Entry("asked", asked)
         if self._beside_descriptors:
             self._note_descriptors()
         self.entries["settings of libraries"] = Entry("settings", library_settings())
@@ -197,12 +197,12 @@ class Inputs(ComparedInputs):
             return
         self._seen[id(x)] = len(self._seen), x, path
         if depth == 0:
-            self._add_opaque(path, x, "lies too deep")
+            self._add_opaque(path, x, "is nested too deeply")
             return
         try:
             self._visit_inside(x, path, depth - 1)
         except RecursionError:
-            self._add_opaque(path, x, "lies too deep")
+            self._add_opaque(path, x, "is nested too deeply")
         except Exception as e:  # a user-defined class whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
 
@@ -215,7 +215,7 @@ class Inputs(ComparedInputs):
             if stamp:
                 self.entries[f"{path} as a file"] = Entry("a file", stamp)
             elif stamp is None:
-                self.opaque[path] = f"{readable(path)} is the number of a file that has no name"
+                self.opaque[path] = f"{readable(path)} is the descriptor of a file without a name"
 
     def _note_package(self, x: Held) -> None:
         owner = x if isinstance(x, (*CODE, *NATIVE_CODE)) else type(x)

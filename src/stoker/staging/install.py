@@ -104,7 +104,7 @@ def _check(defaults: Attributes) -> None:
         if name in (*OWN, *SHARED, "cache"):
             continue
         why = "each loader has its own" if name in of_torch else "stoker.DataLoader has no such argument"
-        raise TypeError(f"install() takes no argument {name!r}: {why}")
+        raise TypeError(f"install() does not accept {name!r}: {why}")
     check_tier(defaults.get("cache"))
     DataLoader([0], **{"num_workers": 1, **{k: v for k, v in defaults.items() if k != "cache"}})  # type: ignore[arg-type]
 
@@ -122,7 +122,7 @@ def _staged(loader: LoaderLike, cache: str) -> Staged | None:
     try:
         staged = Staged(dataset, cache=cache)
     except StokerError as e:
-        warn_user(f"{type(dataset).__name__}: nothing is kept: {e}")
+        warn_user(f"{type(dataset).__name__}: nothing is cached: {e}")
     while len(_caches) >= MAX_CACHES:
         del _caches[next(iter(_caches))]
     _caches[id(dataset)] = dataset, staged

@@ -57,7 +57,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 EFFECTS = {  # audit events, by effect
     "deletes files": ("os.remove", "os.rmdir", "shutil.rmtree"),
     "renames a file": ("os.rename",),
-    "makes a folder": ("os.mkdir",),
+    "makes a directory": ("os.mkdir",),
     "makes a link": ("os.link", "os.symlink"),
     "writes to a file": ("os.truncate",),
     "sends a signal": ("os.kill",),
@@ -93,7 +93,7 @@ class Trial:
                 os._exit(0)
         os.close(writer)
         self._process = os.getpid()
-        self._ended = "the trial was ended, because it took too long or nobody needs it any more"
+        self._ended = "the trial run was stopped, because it took too long or is no longer needed"
 
     def wait(self, seconds: float) -> bool:
         """Waits up to ``seconds`` for the child's answer or end. Returns whether it came."""
@@ -119,7 +119,7 @@ class Trial:
         try:
             kind, value = pickle.loads(b"".join(self._parts))
         except (EOFError, pickle.UnpicklingError):
-            raise UsageError("the trial's process was ended while it answered") from None
+            raise UsageError("the trial's process was killed while sending its result") from None
         if kind == "error":
             raise UsageError(value)
         return value
@@ -271,7 +271,7 @@ def _in_library() -> str:
         file = frame.f_code.co_filename
         package = "" if packages.in_stdlib(file) else packages.installed(file).partition(os.sep)[0]
         if package:
-            return f" ({package} does: call it once before the loader is made)"
+            return f" ({package} does: call it once before creating the loader)"
         frame = frame.f_back
     return ""
 

@@ -212,7 +212,7 @@ def _copy(store: Store, indices: NDArray[np.int64], folder: Folder, kept: Store)
             continue
         batch[i] = type_spec, leaves = store.stored(location)
         if pickled(type_spec):
-            raise CacheError("what is pickled is not read between runs")
+            raise CacheError("pickled samples are not kept between runs")
         size += sum(x.nbytes for x in leaves)
         if size > SYNC_BYTES or len(batch) >= SYNC_SAMPLES:
             kept.admit(batch, 0)

@@ -111,7 +111,7 @@ def _opened(path: str, wanted: tuple[int, int], pickles: bool) -> MemoryTables:
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if identity(found) != wanted:
-            raise CacheError("the cache was closed meanwhile")
+            raise CacheError("the cache was closed in the meantime")
         return MemoryTables.of(os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC), pickles)
     finally:
         os.close(found)

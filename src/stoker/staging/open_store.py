@@ -29,17 +29,17 @@ TIERS = ("auto", "ram", "disk", None)
 
 
 GONE = {
-    "compressed": 'use "ram", or "disk" where memory is short',
-    "device": "a TensorDataset of tensors on the device is gathered there",
+    "compressed": 'use "ram", or "disk" if memory is short',
+    "device": "a TensorDataset with tensors on the device is indexed there",
 }
 
 
 def check_tier(cache: object) -> None:
     """Raises UsageError for an invalid value of ``cache``."""
     if str(cache) in GONE:
-        raise UsageError(f"cache={cache!r} is gone: {GONE[str(cache)]}")
+        raise UsageError(f"cache={cache!r} is no longer supported: {GONE[str(cache)]}")
     if cache not in TIERS:
-        raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
+        raise UsageError(f"cache must be one of {', '.join(map(repr, TIERS))}, not {cache!r}")
 
 
 class CachePlan(NamedTuple):
@@ -91,12 +91,12 @@ def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
                 raise CacheError(f"{folder.path} was full with {stats.budget:,} bytes")
             differing, _ = differing_sample(store, plan.prepare)
             if differing is not None:
-                raise CacheError(f"sample {differing} is another than in {folder.path}")
+                raise CacheError(f"sample {differing} differs from the one in {folder.path}")
             break
         except CacheError as e:
             if attempt == 2 or not folder.writable:
                 raise
-            why = f"{e}: it is made anew"
+            why = f"{e}: creating a new cache"
             discard(folder.path)
     store.clear_full()
     if why or note:

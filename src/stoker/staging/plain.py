@@ -51,7 +51,7 @@ def _tree(x: Plain) -> Plain:
     if cls in RECORDS.values():
         names = getattr(cls, "_fields", None) or [f.name for f in dataclasses.fields(cls)]
         return [cls.__name__, *(_tree(getattr(x, name)) for name in names)]
-    raise TypeError(f"{cls.__name__} is no plain value")
+    raise TypeError(f"{cls.__name__} is not a plain value")
 
 
 def _value(tree: Plain) -> Plain:

@@ -275,7 +275,7 @@ class Survey:
                 with samples.emptied():
                     plan.root.run(checker, samples.call(i))
             except Exception as e:
-                self.reasons.append(f"with calls from memory sample {i} fails: {one_line(e)}")
+                self.reasons.append(f"sample {i} fails when calls are served from the cache: {one_line(e)}")
                 return False
         if checker.struck:
             return False
@@ -324,11 +324,11 @@ class Survey:
                     served_s = min(served_s, *(self._served(plan, replay, k, i)[1] for _ in range(TIMED)))
                 shortest[k] = min(shortest[k][0], plain_s), min(shortest[k][1], served_s)
                 if not equal_bits(plain, kept) or samples.states().in_order() != states:
-                    self.reasons.append(f"with calls from memory sample {i} is another")
+                    self.reasons.append(f"sample {i} differs when calls are served from the cache")
                     return False
         drawn = list(seen.drawn_anew())
         for key in drawn:
-            self.strike(key, "a call with other arguments each time is not kept")
+            self.strike(key, "a call whose arguments differ each time is not cached")
         self._pays(plan, shortest)
         samples.sample_s = min(samples.sample_s, self._plain_s)
         return not drawn

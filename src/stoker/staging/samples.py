@@ -242,7 +242,7 @@ class TrialSamples:
 
     def _load_fresh(self) -> None:
         """Loads a sample that was not loaded before."""
-        why = "it has no other samples"
+        why = "it has no more samples"
         for _ in range(ATTEMPTS):
             if not self.fresh:
                 break
@@ -254,7 +254,7 @@ class TrialSamples:
             except Exception as e:
                 why = one_line(e)
                 if "Permission denied" in why:  # from native code, which raises no audit events
-                    why = f"in the trial, which must not write files, {why}"
+                    why = f"in the trial run, which must not write files, {why}"
         raise CacheError(f"its samples cannot be loaded: {why}")
 
     def call(self, i: Index) -> Call:
@@ -357,7 +357,7 @@ class TrialSamples:
     def only_in_workers(self) -> str:
         """Why no other process may emulate the loader's workers; "" if one may."""
         if self.draws_once:
-            return "functions with lru_cache may draw random numbers, once in each process"
+            return "a function with lru_cache may draw random numbers once in each process"
         if self.made_once:
             return self.made_once
         named = sorted(self._executed.user_names & OF_PROCESS)
@@ -386,7 +386,7 @@ class TrialSamples:
             self.seed(5)
             alone = [self.dataset[i] for i in indices]
             if not equal_bits(together, alone) or self.states().in_order() != after:
-                return "its __getitems__ makes other samples of a batch than __getitem__ does one at a time"
+                return "its __getitems__ returns other samples than __getitem__"
         return ""
 
     def readable(self) -> tuple[MapDataset, Attributes]:

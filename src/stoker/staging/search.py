@@ -155,7 +155,7 @@ class PlanSearch:
             try:
                 out = self._deterministic_result(rest, found.attribute, item)
             except Exception as e:
-                self.reasons.append(f"{name} cannot be run alone: {one_line(e)}")
+                self.reasons.append(f"{name} cannot be run on its own: {one_line(e)}")
                 return None
             if out is None:
                 break

@@ -53,7 +53,7 @@ def lambda_of(code: types.CodeType) -> ast.Lambda:
         places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
         found = [x for x in found if places and all(_begin(x) <= place < _end(x) for place in places)]
     if len(found) != 1:
-        raise NoSource(f"several lambdas begin in the line of {where}")
+        raise NoSource(f"several lambdas begin on the line of {where}")
     return found[0]
 
 
@@ -88,7 +88,9 @@ def _tree_of(code: types.CodeType, file: str) -> Function:
     if len(found) != 1:
         raise NoSource(f"{where} has no source" if not found else f"several functions begin at {where}")
     if not any(equal_code(code, other) for other in codes.get(key, [])):
-        raise NoSource(f"the source of {where} is not what runs: the file changed, or its code was rewritten")
+        raise NoSource(
+            f"the source of {where} differs from the code that runs: the file changed, or its code was rewritten"
+        )
     return found[0]
 
 

@@ -25,10 +25,7 @@ LIMIT_S = 30.0  # for the trial
 def map_style(dataset: object) -> None:
     """Raises UsageError for a dataset without access to samples by index."""
     if isinstance(dataset, IterableDataset) or not all(hasattr(dataset, n) for n in ("__getitem__", "__len__")):
-        raise UsageError(
-            f"{type(dataset).__name__} has no samples to ask for by index: staging wants a map-style dataset, with "
-            "__getitem__ and __len__"
-        )
+        raise UsageError(f"{type(dataset).__name__} is not a map-style dataset: staging needs __getitem__ and __len__")
 
 
 class Split:
@@ -113,7 +110,7 @@ class Split:
         cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(f"{text:{n}}" for text, n in zip(row, widths, strict=True)).rstrip() for row in cells]
-        lines += [f"not more: {self.why_not}"] if self.why_not else []
+        lines += [f"not more, because: {self.why_not}"] if self.why_not else []
         return "\n".join([*lines, self._cost()])
 
     def _cost(self) -> str:
@@ -121,7 +118,7 @@ class Split:
         plan, memo, n = self.plan, self.memo, len(self.dataset)
         later_s = memo.served_s if memo is not None else plan.tail_s + plan.read_s if plan is not None else 0.0
         nbytes = n * (memo or plan).nbytes  # type: ignore[union-attr]
-        times = f"{self.sample_s * 1e3:.3g} ms for a sample, {later_s * 1e3:.3g} ms once it is kept"
+        times = f"{self.sample_s * 1e3:.3g} ms per sample, {later_s * 1e3:.3g} ms once cached"
         return f"about {nbytes / 1e6:,.3g} MB for {n:,} {'results of calls' if memo else 'samples'}; {times}"
 
     def __repr__(self) -> str:

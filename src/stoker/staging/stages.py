@@ -12,8 +12,8 @@ from .plan import CutNode, PlanNode, SliceNode
 
 LONGEST = 60  # characters of a source line
 SAME = "the same each time"
-DRAWS = "draws random numbers, or changes something"
-LATER = "comes after a random one"
+DRAWS = "draws random numbers or changes something"
+LATER = "comes after a random stage"
 
 
 class Row(NamedTuple):

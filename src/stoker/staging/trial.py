@@ -156,7 +156,7 @@ def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> Tr
         reason = str(e)
         found = TrialResult(None, [], reason)
     except Exception as e:  # the user's, for some random numbers
-        reason = f"a sample that could be loaded fails when it is loaded again: {one_line(e)}"
+        reason = f"a sample that loaded once fails when loaded again: {one_line(e)}"
         found = TrialResult(None, [], reason)
     if found.plan is not None:  # on a busy machine, the first samples took too long
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
@@ -173,7 +173,9 @@ def _files_of_modules(names: Iterable[str]) -> list[str]:
 
 def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
     if samples.by_batch:
-        return TrialResult(None, [], "it is asked for by what is no number: calls alone can be kept")
+        return TrialResult(
+            None, [], "the sampler does not ask for samples by number, so only results of calls can be cached"
+        )
     called = samples.dataset.__getitem__
     name = f"{type(samples.dataset).__name__}.__getitem__"
     if not samples.draws:  # avoids parsing the source: 0.1 s for a file of 7,000 lines
@@ -184,7 +186,7 @@ def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) ->
     root = search.find()
     reasons = search.reasons
     if root is None:
-        return TrialResult(None, [], _joined(reasons) or f"{name} draws before anything else")
+        return TrialResult(None, [], _joined(reasons) or f"{name} draws random numbers before anything else")
     candidates = itertools.chain([root], weaker_plans(root, called))
     looked_for_changes = False
     for _ in range(MOST_PLANS):
@@ -220,7 +222,7 @@ def _or_pure_calls(samples: TrialSamples, found: TrialResult, changing: Collecti
     if plan is not None and plan.tail_s + plan.read_s < memo.served_s:
         return found
     lines = [line.partition(" ") for line in memo.root.all_shown()]
-    rows = [Row(where, name, True, "kept by its arguments") for where, _, name in lines]
+    rows = [Row(where, name, True, "cached by its arguments") for where, _, name in lines]
     return found._replace(plan=None, memo=memo, rows=rows, why_not="")
 
 

@@ -158,7 +158,9 @@ class ValueDigests(ABC):
         if not self._shared and x.is_shared():
             return Entry(text, kind)
         if not x.is_cpu or x.is_quantized or x.is_nested:
-            return self._opaque_entry(path, x, f"is a tensor on {x.device}" if not x.is_cpu else "is no plain tensor")
+            return self._opaque_entry(
+                path, x, f"is a tensor on {x.device}" if not x.is_cpu else ("is not a plain tensor")
+            )
         with torch.no_grad():
             if x.layout is not torch.strided:
                 parts = [x._indices(), x._values()] if x.layout is torch.sparse_coo else None

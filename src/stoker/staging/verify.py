@@ -45,7 +45,7 @@ NAMES = 16  # maximum number of attributes tested for being written before they 
 TAILS, TAILS_S = 9, 0.1  # maximum number of timed runs of a second part, and time limit in seconds
 REPEATS, REPEATS_S = 64, 0.2  # of a second part that may write to its input, and time limit in seconds
 LEAST_REPEATS = 4
-CHANGES = "what comes before the cut changes what outlives a sample"
+CHANGES = "the part before the cut changes data that outlives a sample"
 GLOBAL = set(PROCESS_WIDE)
 
 
@@ -70,20 +70,20 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     try:
         costs = verification.run()
     except Unplanned:
-        return "not all samples take the same way through the code"
+        return "not all samples run the same path through the code"
     except CacheError as e:
         return _asked(verification.code) or str(e)  # what it reads from the system explains the differing bits
     except Exception as e:
         if Boxed.__name__ in str(e):
-            return "a container looks into what one of its transforms returns, so that transform is not cut"
-        return f"in two parts a sample fails: {one_line(e)}"
+            return "a container inspects the result of one of its transforms, so that transform cannot be cut"
+        return f"a sample fails when it is made in two parts: {one_line(e)}"
     code = verification.code
     why = _reads_what_changes(plan, samples, code, changing)
     if why:
         return why
     names_in_tail = verification.names_in_tail() if plan.own_caches else set()
     for name in sorted({path[-1] for path in plan.own_caches} & names_in_tail):
-        return f"what comes after the cut reads {name}, in which the dataset keeps what it loaded"
+        return f"the part after the cut reads {name}, where the dataset keeps what it loaded"
     plan.globals = sorted(code.variables | classes_unpickled())
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
     is_unknown = code.looks_up_names or is_native or verification.holds_objects
@@ -97,7 +97,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
 
 
 def _asked(code: Executed) -> str:
-    return f"what comes before the cut asks {code.asks}, which answers something else each time" if code.asks else ""
+    return f"the part before the cut asks {code.asks}, which answers differently each time" if code.asks else ""
 
 
 def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, changing: Collection[str]) -> str:
@@ -108,16 +108,16 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
     for path in samples.changes:
         name = changed_name(path)
         if (name in code.names or not name) and not _lies_in(path, plan.scratch):
-            return f"loading a sample changes what the part before the cut reads: {readable_change(path)}"
+            return f"loading a sample changes data that the part before the cut reads: {readable_change(path)}"
     if ANY_NAME in samples.written:
-        return "samples set attributes whose names are computed"
+        return "loading a sample sets attributes with computed names"
     for name in sorted(code.names & (samples.assigned | samples.written)):
-        return f"some sample may change what the part before the cut reads: {name}"
+        return f"loading some samples may change data that the part before the cut reads: {name}"
     unread = {path.rpartition(".")[2] for path in plan.scratch} - code.user_names
     for name in sorted(code.names.intersection(changing) - unread):
-        return f"the script changes in each epoch what the part before the cut reads: {name}"
+        return f"in each epoch the script changes data that the part before the cut reads: {name}"
     iterator = _iterator_read(samples, code)
-    return f"what comes before the cut may read an iterator: {iterator}" if iterator else ""
+    return f"the part before the cut may read an iterator: {iterator}" if iterator else ""
 
 
 class _Verification:
@@ -165,16 +165,16 @@ class _Verification:
         again = first_state[0] if first_state else self.code.run(lambda: self._head(i))
         if not equal_bits(kept.read(), stored_copy(again)):
             samples.varies = True
-            raise CacheError("what comes before the cut gives other bits on a repeat")
+            raise CacheError("the part before the cut returns a different result when repeated")
         self.holds_objects |= hold_one_object(state, again)
         if not plan.exact and (share_memory(state, again) or self._is_kept_by_dataset(i)):
             self._verify_unwritten(kept)
         if not equal_bits(whole.value, sample):
             on = f", which may depend on {readable_change(samples.changes[0])}" if samples.changes else ""
-            raise CacheError(f"sample {i} in two parts is not what it is in one{on}")
+            raise CacheError(f"sample {i} differs when it is made in two parts{on}")
         only_containers = plan.slices and not GLOBAL & set(moved)
         if (moved and not only_containers) or whole.states != states_after:
-            raise CacheError("what comes before the cut draws random numbers")
+            raise CacheError("the part before the cut draws random numbers")
         plan.moves = sorted({*plan.moves, *moved})
         plan.pickled = plan.pickled or kept.pickled
         return SplitCost(head_s, read_s, kept.nbytes)
@@ -219,7 +219,7 @@ class _Verification:
             self._samples.seed_anew()
             self._plan.tail(self._samples.dataset, argument)
             if not equal_bits(argument, kept.read()):
-                raise CacheError("what comes after the cut writes to memory of the dataset's own")
+                raise CacheError("the part after the cut writes to memory that the dataset owns")
 
     def _changing_and_not_named(self) -> Iterator[tuple[str, list[object]]]:
         """Attributes of datasets that the script changes in each epoch and that only library code names: Pillow images
@@ -294,9 +294,9 @@ class _Verification:
         if changes:
             raise CacheError(f"{CHANGES}: {readable_change(changes[0])}")
         if output_size() != printed:
-            raise CacheError("what comes before the cut prints or logs something")
+            raise CacheError("the part before the cut prints or logs something")
         if file_positions(readable) != written:
-            raise CacheError("what comes before the cut writes to a file")
+            raise CacheError("the part before the cut writes to a file")
         before = Fingerprint(samples.readable())
         self._verify_sample(fresh, (state,))
         samples.changes += before.changed(samples.readable())

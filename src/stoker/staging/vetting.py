@@ -95,7 +95,7 @@ class Vetting:
                 self._failures += 1
         self._vetted.note(new, is_same)
         if changes:
-            self._end(f"some samples change what others read: {shortly(changes)}")
+            self._end(f"some samples change data that others read: {shortly(changes)}")
         return is_same
 
     def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, list[str]]:

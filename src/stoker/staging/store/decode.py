@@ -64,7 +64,7 @@ class Layout:
             self._tree: Spec = json.loads(type_spec)
             self._make = self._maker(self._tree)
         except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as e:
-            raise CacheError(f"not the type of a sample: {type_spec[:200]!r} ({one_line(e)})") from e
+            raise CacheError(f"invalid sample type: {type_spec[:200]!r} ({one_line(e)})") from e
         self._makers.clear()  # they reference this object: avoids a cycle
         # every leaf has a fixed size, so samples of this type can be rows of columns
         self.fixed = all(n is not None for n in self.sizes)
@@ -116,14 +116,14 @@ class Layout:
         name = str(tree[1])
         cls = find_class(name)
         if cls is None or len(cls._fields) != len(tree[2]):
-            raise KeyError(f"this run has no named tuple {name!r}")
+            raise KeyError(f"this process has no named tuple {name!r}")
         fields = [self._maker(field) for field in tree[2]]
         return lambda leaves: find_class(name)(*[make(leaves) for make in fields])  # a notebook may redefine it
 
     def _tensor_subclass(self, tree: Spec) -> Make:
         name = str(tree[1])
         if find_class(name, torch.Tensor) is None or tree[3][0] != spec.TENSOR:
-            raise KeyError(f"this run has no subclass of Tensor {name!r}")
+            raise KeyError(f"this process has no Tensor subclass {name!r}")
         held, data = self._maker(tree[2]), self._maker(tree[3])
 
         def make(leaves: Sequence[Leaf]) -> torch.Tensor:
@@ -239,7 +239,7 @@ def _line_bytes(mode: str, width: int) -> int:
 
 def _key(k: object) -> object:
     if type(k) not in KEY_TYPES:
-        raise KeyError(f"{k!r} cannot be a key")
+        raise KeyError(f"{k!r} cannot be a dict key")
     return k
 
 
@@ -253,14 +253,14 @@ def _simple(descr: str) -> np.dtype[Any]:
 def _naturals(values: Sequence[int]) -> Shape:
     out = tuple(values)
     if not all(type(v) is int and v >= 0 for v in out):
-        raise KeyError(f"{values!r}: sizes must be integers from 0 on")
+        raise KeyError(f"{values!r}: sizes must be non-negative integers")
     return out
 
 
 def _check_strides(shape: Shape, strides: Sequence[int], numel: int) -> None:
     """Checks strides, because a type from a file must not make a tensor read beyond its own memory."""
     if len(strides) != len(shape) or any(s < 0 for s in strides):
-        raise KeyError(f"strides {strides!r} for the shape {shape!r}")
+        raise KeyError(f"strides {strides!r} do not fit shape {shape!r}")
     if numel and sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) >= numel:
         raise KeyError(f"strides {strides!r} exceed {numel} values")
 

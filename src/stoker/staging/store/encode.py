@@ -65,7 +65,9 @@ def take(sample: Sample, dense: bool = False, pickles: bool = True) -> tuple[str
         _last = last = text, json.dumps(tree, separators=(",", ":"))
     if not pickles and (found := pickled(last[1])):
         kinds = "tensors, arrays, pictures, numbers, text"
-        raise CacheError(f"a sample has a {found}, which is kept in memory of one process only: others keep {kinds}")
+        raise CacheError(
+            f"a sample has a {found}, which only an in-memory cache of one process can hold. Other caches hold {kinds}"
+        )
     return last[1], leaves
 
 
@@ -165,7 +167,10 @@ def _take_tensor(t: torch.Tensor, out: list[Leaf], dense: bool) -> Spec:
         return _pickled(t, out)
     if not _is_simple(t):
         if not t.is_cpu:
-            raise CacheError(f"a sample has a tensor on {t.device}, and the cache is in memory: move it in augment")
+            raise CacheError(
+                f"a sample has a tensor on {t.device}, but the cache is in main memory. Move it to the device in "
+                "augment"
+            )
         return _pickled(t, out)
     tree = [spec.TENSOR, str(t.dtype)[6:], list(t.shape)]
     if not t.is_contiguous():

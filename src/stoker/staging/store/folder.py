@@ -69,7 +69,7 @@ def _check_own(fd: int, path: Path) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise NotOwn(f"{path} belongs to another user")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotOwn(f"{path} can be written to by other users")
+        raise NotOwn(f"{path} is writable by other users")
 
 
 def _open_folder(path: Path) -> int:
@@ -112,7 +112,7 @@ class Folder:
         fd = os.open(name, flags | SAFE, 0o600, dir_fd=self._dir)
         weakref.finalize(self, os.close, fd).atexit = False
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise CacheError(f"{self.path / name} is no file")
+            raise CacheError(f"{self.path / name} is not a regular file")
         _check_own(fd, self.path / name)
         return fd
 
@@ -229,7 +229,7 @@ def _read_manifest(path: Path) -> bytes:
         os.close(folder)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a regular file")
         return file.read(MANIFEST_BYTES)
 
 
@@ -250,9 +250,9 @@ def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
             _check_folder(path)
             try:
                 if digest(manifest_of(path)["key"]) != digest(key):
-                    raise CacheError(f"{path} was made for other samples")
+                    raise CacheError(f"{path} was made for different samples")
             except CacheError as e:
-                note = f"{e}: it is made anew"
+                note = f"{e}: creating a new cache"
                 discard(path)
     for _ in range(3):  # it may be renamed in the meantime
         if final.is_dir():
@@ -267,7 +267,7 @@ def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
                     raise
         with contextlib.suppress(FileNotFoundError):
             return Folder(part), note
-    raise FileNotFoundError(f"{part} was removed while it was opened")
+    raise FileNotFoundError(f"{part} was removed while it was being opened")
 
 
 def _create(base: Path, part: Path, key: JsonObject) -> None:
@@ -321,7 +321,7 @@ def _what_changed(base: Path, name: str, key: JsonObject) -> str:
         if before == value:
             continue
         if isinstance(value, dict) and isinstance(before, dict):
-            out += [f"{k} was {before.get(k)}, is {v}" for k, v in value.items() if before.get(k) != v]
+            out += [f"{k} was {before.get(k)} and is {v}" for k, v in value.items() if before.get(k) != v]
         else:
-            out.append(f"{field} was {before}, is {value}" if isinstance(value, int) else f"{field} changed")
+            out.append(f"{field} was {before} and is {value}" if isinstance(value, int) else f"{field} changed")
     return f"{newest.name} is not used: {'; '.join(out[:3])}" if out else ""

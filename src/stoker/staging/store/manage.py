@@ -37,7 +37,7 @@ def listed(base: Path) -> list[CacheFolder]:
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise UsageError(f"{base} cannot be listed: {e.strerror}") from e
+        raise UsageError(f"cannot list {base}: {e.strerror}") from e
     looked = (_look(path) for path in found)
     return sorted((c for c in looked if c is not None), key=lambda c: (-c.used, c.path))
 
@@ -67,7 +67,7 @@ def find(caches: Sequence[CacheFolder], name: str) -> CacheFolder:
     if len(found) != 1:
         names = ", ".join(sorted(c.path.name for c in found))
         raise UsageError(
-            f"{name!r} may be any of {names}" if found else f"there is no cache {name!r}: see stoker cache ls"
+            f"{name!r} is ambiguous: {names}" if found else f"no cache is named {name!r}: stoker cache ls lists them"
         )
     return found[0]
 

@@ -108,7 +108,7 @@ class MemoryTables:
 
     def __init__(self, nbytes: int, pickles: bool = True) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError(errno.ENOSYS, "shared memory of workers is supported on Linux only")
+            raise OSError(errno.ENOSYS, "sharing a cache with workers is supported on Linux only")
         fd = os.memfd_create("stoker-cache", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, nbytes)
@@ -136,7 +136,9 @@ class MemoryTables:
 
     def __reduce__(self) -> tuple[object, ...]:
         if get_spawning_popen() is None:
-            raise UsageError("a cache in memory belongs to this run and its workers; it cannot be pickled elsewhere")
+            raise UsageError(
+                "a cache in memory belongs to this run and its workers, so it can be pickled only to start a worker"
+            )
         return MemoryTables._attached, (reduction.DupFd(self.fd), self.pickles)
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:

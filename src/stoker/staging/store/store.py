@@ -95,7 +95,7 @@ class Store:
                 if not medium.trusted and self.locations.any():
                     self.locations[:] = 0  # without their head, new samples would overwrite them
         if self._head.samples != samples:
-            raise CacheError(f"a cache of {self._head.samples:,} samples for a dataset of {samples:,}")
+            raise CacheError(f"the cache has {self._head.samples:,} samples, but the dataset has {samples:,}")
         self._tables: Tables | None = None
         self._first: Samples = {}  # stored once it is decided how
         # Samples in files that any worker has found intact in this run.
@@ -176,7 +176,7 @@ class Store:
     def give_back(self, reason: str) -> int:
         """Shuts the store if it has used memory. Returns the bytes freed. See ``reclaim``."""
         nbytes = self._head.reserved
-        return nbytes if nbytes and self.shut(f"its memory was given back: {reason}") else 0
+        return nbytes if nbytes and self.shut(f"its memory was freed: {reason}") else 0
 
     def _free(self) -> None:
         self.medium.give_back(_tables_start(self.samples))
@@ -189,7 +189,7 @@ class Store:
         left = resources.memory_available()
         given = self.give_back(f"{left >> 20:,} MB were left") if left < self._low else 0
         if given:
-            warn_user(f"The {given >> 20:,} MB of the cache are given back: {left >> 20:,} MB of memory are left.")
+            warn_user(f"Freed the cache's {given >> 20:,} MB, because only {left >> 20:,} MB of memory were left.")
 
     def never_look(self) -> None:
         """This process leaves giving memory back to others."""

@@ -169,7 +169,7 @@ class Tables:
             head.check_memory_at = head.reserved + CHECK_MEMORY
             free, low = resources.memory_available(), resources.memory_low()
             if free < 2 * low:  # not ``low``: a cache freed at the next fluctuation would be useless
-                words = f"{free >> 20:,} MB of memory are free, of which {low >> 20} stay free"
+                words = f"{free >> 20:,} MB of memory are free, of which {low >> 20} MB must stay free"
                 head.reason = f"no more samples are stored: {words}"
                 return False
         self._medium.reserve(table, offset, nbytes)
