@@ -237,7 +237,7 @@ class Nodes:
 
     def _rest(self) -> str:
         others = len(self.with_state(NodeState.READY))
-        return f"{others} other nodes and this machine go on" if others else "This machine goes on alone"
+        return f"{others} other nodes and this machine continue" if others else "Only this machine loads batches"
 
     def close(self) -> None:
         """Ends the workers on all nodes. Leaves the connection open, because it may be the script's."""
@@ -262,7 +262,7 @@ class Nodes:
             self.store_bytes = cluster.own_store(self._ray)
             self._beacon = cluster.beacon(self._ray)
         except Exception as e:
-            self.messages.append(f"No workers on other nodes: {e}. This machine goes on alone")
+            self.messages.append(f"No workers on other nodes: {e}. Only this machine loads batches")
             self.wake.set()
             return
         told = False
@@ -273,7 +273,7 @@ class Nodes:
                 return
             if not self._ray.is_initialized():  # any call would make Ray connect again
                 if self.nodes:
-                    self.messages.append("The script has shut Ray down. This machine goes on alone")
+                    self.messages.append("The script has shut Ray down. Only this machine loads batches")
                     self.leave_session()
                 continue
             session = self._session
@@ -288,7 +288,7 @@ class Nodes:
             if not found and not told:
                 self.messages.append(
                     "The cluster has no node that could make batches: this machine is its only one, or the others have "
-                    "GPUs. This machine goes on alone"
+                    "GPUs. Only this machine loads batches"
                 )
             told = True
             self._compare(found)

@@ -169,9 +169,9 @@ def test_a_transform_runs_on_each_batch() -> None:
 def test_devices_that_are_not_here() -> None:
     with pytest.raises(UsageError, match="device='nonsense'"):
         stoker.to_device([], "nonsense")
-    with pytest.raises(UsageError, match="depth=0"):
+    with pytest.raises(UsageError, match="depth must be a positive number"):
         stoker.to_device([], "cpu", depth=0)
-    with pytest.raises(UsageError, match="transform_on_device= wants device="):
+    with pytest.raises(UsageError, match="transform_on_device= needs device="):
         stoker.DataLoader(range(3), transform_on_device=torch.neg)  # type: ignore[arg-type]
     if accelerator() is None:
         with pytest.raises(UsageError, match="no such device 'cuda'; found only the CPU"):

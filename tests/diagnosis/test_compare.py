@@ -159,7 +159,7 @@ def test_without_samples_the_time_of_a_batch_decides(tmp_path: Path, capfd: pyte
     assert command(tmp_path, nothing, nothing) == 0
     assert "0 batches of t.py:3: too few" in capfd.readouterr().out
     assert command(tmp_path, nothing, nothing, "--fail-above", "5%") == 2
-    assert "nothing to judge" in capfd.readouterr().err
+    assert "nothing to compare" in capfd.readouterr().err
 
 
 def test_loaders_are_matched_by_name_then_place_then_file() -> None:

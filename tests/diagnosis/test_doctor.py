@@ -540,7 +540,7 @@ def test_workers_stay_as_long_as_their_loader(made: int, at_once: int, persisten
     found = worker_startup(LoaderStats(entry(**starts, settings=settings), 2))
     assert (found and found.change) == change
     if found is not None:
-        assert ("make the loader once, not 10 times" in found.fix) == (change == {})
+        assert ("create the loader once, not 10 times" in found.fix) == (change == {})
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -553,7 +553,7 @@ def test_an_iterator_for_each_step(persistent: bool) -> None:
     )
     found = worker_startup(LoaderStats(seen, 2))
     assert found is not None
-    assert (found.change, "49 are left after a batch; keep one iterator" in found.fix) == ({}, True)
+    assert (found.change, "49 epochs are left after one batch; keep one iterator" in found.fix) == ({}, True)
     assert 1.5 < (found.predicted_speedup or 0) < 3.0  # the steps in between stay
     assert "keep one" not in str(
         worker_startup(LoaderStats(msgspec.structs.replace(seen, batches=2500), 2))

@@ -92,7 +92,7 @@ def known() -> list[str]:
     return [*CAUSES, REMEDY.__name__, STALE]
 
 
-@pytest.mark.parametrize("text", ["use more cores", "workers idle in its short steps"])
+@pytest.mark.parametrize("text", ["use more cores", "workers idle during the short ones"])
 def test_a_made_up_text_is_noticed(text: str) -> None:
     assert not is_said(text)
 

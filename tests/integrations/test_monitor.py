@@ -113,13 +113,13 @@ def test_what_fails_is_said_once_and_the_loop_goes_on() -> None:
             assert monitor.read() == {}
     assert [str(w.message) for w in said] == [
         "no batch of a DataLoader was seen yet, so there are no data/* numbers to log",
-        "data/* is not logged any more: OSError: No space left on device",
+        "data/* is no longer logged: OSError: No space left on device",
         "data/* is not logged: FileNotFoundError: [Errno 2] No such file or directory: '/proc/self/no/such/folder'",
     ]
 
 
 def test_what_is_no_logger_is_refused() -> None:
-    with pytest.raises(UsageError, match="Fast is no logger that stoker knows: give a SummaryWriter"):
+    with pytest.raises(UsageError, match=r"Fast is not a supported logger\. Pass a TensorBoard SummaryWriter"):
         DataMonitor(Fast())
     assert not patch._users
 
@@ -245,4 +245,4 @@ def test_a_rank_that_does_not_come_holds_nobody_up(mode: str, tmp_path: Path) ->
         f"0 {step} {1 if mode == 'leaves' and not step else None} True" for step in range(2)
     ]
     assert err.count("StokerWarning") == 1
-    assert "the numbers of all ranks cannot be collected, so each has its own" in err
+    assert "the numbers of all ranks cannot be collected, so each rank logs its own" in err

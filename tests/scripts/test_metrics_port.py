@@ -91,6 +91,6 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         out, err = ended(start(tmp_path, "--metrics-port", str(port)), tmp_path)
-    assert err.startswith(f"stoker: no metrics: 127.0.0.1:{port}: Address already in use\n")
+    assert err.startswith(f"stoker: cannot serve metrics at 127.0.0.1:{port}: Address already in use\n")
     assert out == "begins\nan epoch\n"
     assert "stoker: input-bound" in err

@@ -51,7 +51,7 @@ def decide(refused: str = "") -> Choice:
     if unified(device):
         return Choice(False, f"{device} shares its memory with the processor")
     if refused:
-        return Choice(False, f"no page can be locked here: {refused}")
+        return Choice(False, f"memory cannot be page-locked here: {refused}")
     return Choice(True, f"{device} reads page-locked memory on its own")
 
 

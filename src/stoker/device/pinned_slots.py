@@ -51,7 +51,8 @@ class Locker:
             if self.locked + nbytes > self._budget:
                 if not self.over and self._budget:
                     logger.warning(
-                        "page-locked memory has reached its budget of %s bytes: no more slots are locked", self._budget
+                        "page-locked memory has reached its budget of %s bytes: no more slots will be locked",
+                        self._budget,
                     )
                 self.over += 1
                 return

@@ -242,7 +242,7 @@ def checked(device: str | int | torch.device | None) -> torch.device:
 
 def _depth(depth: int) -> int:
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise UsageError(f"depth={depth!r}: a number of batches, at least 1")
+        raise UsageError(f"depth must be a positive number of batches, not {depth!r}")
     return depth
 
 

@@ -38,7 +38,7 @@ class StokerMonitor(Callback):  # type: ignore[misc]
 
     def __init__(self, every_n_steps: int | None = None) -> None:
         if every_n_steps is not None and every_n_steps < 1:
-            raise UsageError(f"every_n_steps={every_n_steps} has to be at least 1")
+            raise UsageError(f"every_n_steps must be at least 1, not {every_n_steps}")
         self._every = every_n_steps
         self._monitor: DataMonitor | None = None  # created in the training process, because the callback may be pickled
         self._logged = 0  # the last step that was logged
@@ -85,4 +85,4 @@ class StokerMonitor(Callback):  # type: ignore[misc]
                 sender(logger)(values, trainer.global_step)
             except Exception as e:
                 self._broken.add(i)
-                self._monitor.say(f"{type(logger).__name__} gets no data/* any more: {one_line(e)}")
+                self._monitor.say(f"{type(logger).__name__} no longer receives data/*: {one_line(e)}")

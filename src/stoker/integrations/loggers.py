@@ -61,8 +61,8 @@ def sender(to: object) -> Sender:
     if hasattr(to, "log") and hasattr(to, "log_artifact"):
         return lambda values, step: _to_wandb(cast(_Run, to), values, step)
     raise UsageError(
-        f"{type(to).__name__} is no logger that stoker knows: give a SummaryWriter of TensorBoard, a run of W&B, the "
-        "module mlflow, or a logger of Lightning; or log what read() returns"
+        f"{type(to).__name__} is not a supported logger. Pass a TensorBoard SummaryWriter, a W&B run, the mlflow "
+        "module or a Lightning logger, or log the result of read() yourself"
     )
 
 

@@ -66,7 +66,7 @@ class DataMonitor:
         """Returns the numbers since the last call (docs/loggers.md). Empty without batches, and in ranks above 0."""
         rows = self._gather(self._row())
         if self._gather.failure:
-            self.say(f"the numbers of all ranks cannot be collected, so each has its own: {self._gather.failure}")
+            self.say(f"the numbers of all ranks cannot be collected, so each rank logs its own: {self._gather.failure}")
         if not ranks.is_first():
             return {}
         values = numbers.combined(rows)
@@ -89,7 +89,7 @@ class DataMonitor:
             self._send(values, step)
         except Exception as e:
             self._send = None
-            self.say(f"data/* is not logged any more: {_sentence(e)}")
+            self.say(f"data/* is no longer logged: {_sentence(e)}")
 
     def close(self) -> None:
         """Stops counting. Calling it again does nothing."""

@@ -55,7 +55,7 @@ def applied(line: str) -> None:
     elif word == "off":
         patch.apply_off()
     else:
-        raise UsageError(f"%stoker_apply takes on or off, not {word!r}")
+        raise UsageError(f"%stoker_apply must be followed by on or off, not {word!r}")
 
 
 def watched(shell: InteractiveShell, line: str, cell: str) -> object:
@@ -63,7 +63,7 @@ def watched(shell: InteractiveShell, line: str, cell: str) -> object:
     exceptions are the same as without it."""
     __tracebackhide__ = True
     if line.strip():
-        raise UsageError(f"%%stoker takes nothing, not {line.strip()!r}; the cell begins in the next line")
+        raise UsageError(f"%%stoker takes no arguments, but got {line.strip()!r}; put the code on the next line")
     session = Session(lambda text: _named(shell, text))
     with session, _shown(shell, session):
         return _run(shell, cell)

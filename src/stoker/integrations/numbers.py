@@ -56,12 +56,12 @@ class Numbers(NamedTuple):
 
 
 MEANINGS = {
-    "wait_pct": "Part of the loop's time that it waited for data, in percent",
+    "wait_pct": "Share of its time that the loop waited for data, in percent",
     "wait_s": "Seconds that the loop waited for a batch",
-    "samples_per_s": "Samples that the loop took in a second of waiting and stepping",
+    "samples_per_s": "Samples per second of the loop, waiting included",
     "workers": "Worker processes or threads of the loader",
-    "worker_busy_pct": "Part of the loop's time that a worker was making batches, in percent",
-    "failed_samples": "Samples that could not be loaded and were left out, since the start",
+    "worker_busy_pct": "Share of the loop's time that a worker was making batches, in percent",
+    "failed_samples": "Samples that could not be loaded and were skipped, since the start",
     "verdict": "Verdict on the whole run: " + ", ".join(f"{code} {name}" for name, code in CODES.items()),
 }
 

@@ -58,7 +58,7 @@ def serving(where: tuple[str, int] | None, sent: Callable[[], Sequence[JsonObjec
     try:
         server, _ = start_http_server(where[1], where[0], registry)
     except OSError as e:
-        sys.stderr.write(f"stoker: no metrics: {where[0]}:{where[1]}: {e.strerror or e}\n")
+        sys.stderr.write(f"stoker: cannot serve metrics at {where[0]}:{where[1]}: {e.strerror or e}\n")
         yield
         return
     host = f"[{where[0]}]" if ":" in where[0] else where[0]

@@ -16,7 +16,7 @@ else:
     try:
         from transformers import TrainerCallback
     except ImportError:
-        raise UsageError("stoker.integrations.transformers needs it: pip install transformers") from None
+        raise UsageError("stoker.integrations.transformers needs Transformers: pip install transformers") from None
 
 TAKE_TEXT = {"TensorBoardCallback", "WandbCallback", "PrinterCallback", "ProgressCallback", "DefaultFlowCallback"}
 
@@ -47,7 +47,9 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         names = [type(callback).__name__ for callback in callbacks]
         self._takes_text = bool(names) and TAKE_TEXT.issuperset({*names} - {type(self).__name__})
         if self not in callbacks:
-            self._monitor.say("the Trainer's callbacks are not found, so those that report before get no data/*")
+            self._monitor.say(
+                "the Trainer's callbacks were not found, so callbacks that run before this one do not get data/*"
+            )
             return
         # The Trainer's own callbacks come first. This one must run after the one that decides whether a step is logged.
         # It must run before those that report, because each reads what earlier ones left in the log.

@@ -28,7 +28,7 @@ def pageable_transfer(stats: LoaderStats) -> RuleFinding | None:
         part,
         {"line": found.line, "ms_per_step": found.seconds / device.steps * 1e3},
         f"copies to the device at {found.line} take {part:.0%} of the loop, because their memory is not page-locked: "
-        f"{advice}, and .to(device, non_blocking=True)",
+        f"{advice}, and use .to(device, non_blocking=True)",
         1 / (1 - part + left),
         {} if pinned else {"pin_memory": True},
     )
@@ -50,7 +50,7 @@ def sync_transfer(stats: LoaderStats) -> RuleFinding | None:
     steps = stats.loader.device.steps
     if found is None or found.calls < MOST_STEPS * steps:
         return None
-    advice = "non_blocking=True" if found is copies else "keep it on the device, and read it every hundredth step"
+    advice = "non_blocking=True" if found is copies else "keep it on the device and read it every hundredth step"
     return RuleFinding(
         share,
         {"line": found.line, "calls_per_step": found.calls / steps, "blocked_share": waiting + copying},

@@ -31,8 +31,8 @@ def slow_transport(stats: LoaderStats) -> RuleFinding | None:
         return RuleFinding(
             stats.share * part,
             {"collate_share_of_a_task": part, "kernel_share_of_cpu": stats.kernel_share},
-            "each batch gets new shared memory, which the kernel clears page by page: stoker run --apply, which uses "
-            "the same memory again",
+            "each batch gets new shared memory, which the kernel clears page by page: use stoker run --apply, which "
+            "reuses memory",
             now / best,
         )
     best = period(stats, stats.workers) or now
@@ -43,7 +43,7 @@ def slow_transport(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         unexplained,
         {"worker_busy_share": busy, "unexplained_share": unexplained, "worker_ms_per_batch": service * 1e3},
-        "workers finish batches in time, and the batches arrive late: stoker run --apply, which copies less",
+        "workers finish batches in time, but the batches arrive late: use stoker run --apply, which copies less",
         now / best,
     )
 
@@ -75,7 +75,7 @@ def prefetch_too_small(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         1 - best / now,
         {"worker_busy_share": busy, "p95_over_median": uneven},
-        f"prefetch_factor={deeper} (now {depth}): the loop is uneven, and workers idle in its long steps",
+        f"prefetch_factor={deeper} (now {depth}): steps vary in length, and workers idle during the long ones",
         now / best,
         {"prefetch_factor": deeper},
     )
@@ -98,7 +98,7 @@ def checkpoint_or_logging(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         share,
         {"median_step_ms": steps.median_s * 1e3, "share_of_steps": steps.slow_share},
-        f"{steps.slow_count} of {steps.count} steps take over 3 times the median (a checkpoint, a log, an "
-        "evaluation): do that less often, or in the background",
+        f"{steps.slow_count} of {steps.count} steps take over 3 times the median (a checkpoint, logging, an "
+        "evaluation): do that less often or in the background",
         1 / (1 - share),
     )

@@ -43,8 +43,8 @@ def worker_memory_growth(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         0.0,
         {"bytes_at_first": first, "bytes_at_last": last, "bytes_per_s": rate, "seconds": seconds},
-        f"a worker grows by {rate / 1e6:.3g} MB/s as long as it lives: the dataset keeps something (a cache, a list), "
-        "or each worker copies pages of the parent as it touches objects (stoker.share)",
+        f"each worker grows by {rate / 1e6:.3g} MB/s: the dataset accumulates data (a cache, a list), or workers copy "
+        "the parent's pages when they touch its objects (use stoker.share)",
     )
 
 
@@ -61,5 +61,5 @@ def shm_too_small(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         0.0,
         {"shm_free_min": free},
-        f"/dev/shm had {free >> 20} MB left: docker run --shm-size=1g, or stoker.DataLoader, which does not use it",
+        f"/dev/shm had {free >> 20} MB left: use docker run --shm-size=1g, or stoker.DataLoader, which does not use it",
     )

@@ -60,8 +60,8 @@ def slow_collate(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         stats.share * part * stats.explained_by_code,
         {"share_of_a_task": part, "collate_ms_per_batch": part * (stats.service or 0.0) * 1e3, "line": line},
-        f"collate_fn takes {part:.0%} of a worker's time{most}: do what is the same in every epoch once, before the "
-        "loop (a text's tokens: keep their ids) or in __getitem__; then stack arrays, without loops over elements",
+        f"collate_fn takes {part:.0%} of a worker's time{most}: move work that is the same in every epoch before the "
+        "loop (store token ids of texts) or into __getitem__, and stack arrays instead of looping over elements",
         without(stats, part),
     )
 
@@ -80,7 +80,7 @@ def stragglers(stats: LoaderStats) -> RuleFinding | None:
     if stats.delayed > DELAYED or slow_s / stats.workers < MIN_SLOW_TIME * stats.total:
         return None  # the slow tasks lacked a core, or tasks are so short that starting a worker made some long
     worst = sorted(tasks.slow_samples, key=lambda index: -tasks.slow_samples[index])[:5]
-    names = f"; seen in them: samples {', '.join(worst)}" if worst else ""
+    names = f"; they contain samples {', '.join(worst)}" if worst else ""
     share = stats.share * waits.slow_share
     return RuleFinding(
         share,

@@ -26,9 +26,9 @@ def slow_storage(stats: LoaderStats) -> RuleFinding | None:
     if not shares or part - stats.stalled < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
         return None
     line = max(shares, key=lambda code: shares[code])
-    more = "a stream divided among more workers" if stats.repeats else "use more workers"
+    more = "divide the stream among more workers" if stats.repeats else "use more workers"
     can = not stats.loader.settings.no_workers
-    remedy = f"{more}, which wait at the same time, or a local copy" if can else "a local copy"
+    remedy = f"{more}, which wait at the same time, or use a local copy" if can else "use a local copy"
     return RuleFinding(
         stats.share * part * stats.explained_by_code,
         {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
@@ -55,7 +55,8 @@ def cold_cache(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         share,
         {"first_epoch_wait_ms": first * 1e3, "later_wait_ms": later * 1e3, "stored_bytes": loader.kernel.stored},
-        "only the first epoch waits, for storage: nothing to do over many epochs; else read the files once before",
+        "only the first epoch waits for storage: with many epochs, nothing needs to be done; otherwise read the "
+        "files once before",
         1 / (1 - share),
     )
 

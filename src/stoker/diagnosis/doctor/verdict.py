@@ -40,12 +40,12 @@ STALE = "stale_cache"  # found by --apply; see report/applied.py
 CAUSES = tuple(rule.__name__ for rule in (*RULES, FIRST, LAST))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
 BY_HAND = (
-    "not by a setting: the iterable dataset was not seen to ask get_worker_info(), so each worker would give all "
-    "samples. Divide them in __iter__ (see stoker explain iterable-datasets), then"
+    "no setting alone fixes this: the iterable dataset does not appear to call get_worker_info(), so each worker "
+    "would yield all samples. Divide them in __iter__ (see stoker explain iterable-datasets), then"
 )
 BY_HAND_DRAWN = (
-    "not by a setting alone: making batches draws random numbers in the script's process, and what it draws next, as "
-    "an order of samples, would be other numbers. Where that may be"
+    "no setting alone fixes this: loading batches draws random numbers in the script's process, so with workers its "
+    "later draws, such as the order of samples, would differ. If that is acceptable"
 )
 ABOUT_AS_MUCH = 0.1  # of the loop; see ``_rank``
 MIN_SHARE = 0.03  # of the loop; cheaper findings are not worth a line

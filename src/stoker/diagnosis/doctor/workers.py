@@ -38,7 +38,7 @@ def main_process_loading(stats: LoaderStats) -> RuleFinding | None:
         return RuleFinding(
             stats.share,
             {"wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
-            f"loading and training take turns in one process, which has to load itself: {cannot}",
+            f"loading and training take turns in one process, which cannot use workers: {cannot}",
         )
     return RuleFinding(
         stats.share,
@@ -76,8 +76,8 @@ def too_many_workers(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         max(startup, stats.share * stats.delayed * extra),
         {"delayed_share": stats.delayed, "startup_s": stats.startup},
-        f"num_workers={stats.cores} (now {stats.workers}): the workers compute, and {stats.delayed:.0%} of their time "
-        f"they wait for one of {stats.cores} cores",
+        f"num_workers={stats.cores} (now {stats.workers}): the workers compute, and wait for one of {stats.cores} "
+        f"cores {stats.delayed:.0%} of their time",
         1 / (1 - startup) if startup < 1 else None,
         {"num_workers": stats.cores},
     )
@@ -93,8 +93,8 @@ def too_few_cores(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         stats.share,
         {"cores_wanted": wanted, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
-        f"the loop and its workers want {wanted:.1f} of {stats.cores} cores, and no part of a sample stands out: "
-        "more workers bring nothing; make a sample cheaper, or use more cores",
+        f"the loop and its workers want {wanted:.1f} of {stats.cores} cores, and no part of a sample dominates: more "
+        "workers will not help; make samples cheaper or use more cores",
     )
 
 
@@ -134,13 +134,13 @@ def _fewer_starts(stats: LoaderStats) -> Iterator[tuple[int, float, str, JsonObj
     loader = stats.loader
     epochs, abandoned = loader.epochs, loader.epochs - loader.ended
     if epochs >= MIN_EPOCHS and 2 * abandoned > epochs and stats.batches < 2 * epochs:  # next(iter(loader)), each step
-        fix = f"{abandoned:,} are left after a batch; keep one iterator, it = iter(loader), and ask that, next(it)"
+        fix = f"{abandoned:,} epochs are left after one batch; keep one iterator, it = iter(loader), and call next(it)"
         yield (epochs - 1, stats.total + loader.between_s, fix, {})
         return
     if not loader.settings.persistent_workers:
         yield (epochs - loader.made, stats.total, PERSISTENT, {"persistent_workers": True})
     if loader.made > loader.at_once:  # workers never outlive their loader, whatever the settings
-        fix = f"make the loader once, not {loader.made} times, with {PERSISTENT}"
+        fix = f"create the loader once, not {loader.made} times, with {PERSISTENT}"
         yield (epochs - loader.at_once, stats.total, fix, {})
 
 
@@ -160,7 +160,8 @@ def thread_oversubscription(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         stats.share,  # all work of the workers slows down
         {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed},
-        "one native thread a worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which caps them",
+        "use one native thread per worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which "
+        "limits them",
     )
 
 
@@ -181,7 +182,7 @@ def _gil_bound_workers(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         stats.share * (1 - 1 / min(stats.workers, stats.cores)),
         {"cores_used": used},
-        f"{stats.workers} threads use {used:.1f} cores together, because they compute in Python: "
+        f"{stats.workers} threads use {used:.1f} cores together, because they compute in Python: use "
         'worker_method="process"',
         stats.loop / best if period(stats, stats.cores) else None,
         {"worker_method": "process"},
@@ -199,8 +200,8 @@ def _gil_bound_helpers(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         stats.share,
         {"cores_used": used, "fetching_thread_waits": stats.waits},
-        f"threads of the dataset's own use {used:.1f} cores together, as threads do that compute in Python: "
-        f"worker processes instead (num_workers={stats.cores})",
+        f"the dataset's own threads use {used:.1f} cores together, because they compute in Python: use worker "
+        f"processes instead (num_workers={stats.cores})",
         max(1.0, stats.loop / max(stats.step, service / stats.cores)) if more else None,
         {"num_workers": stats.cores} if more else {},
     )
