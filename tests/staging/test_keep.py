@@ -109,6 +109,7 @@ def test_the_next_run_finds_what_was_made(folder: Path, base: Path) -> None:
         epoch(again)
 
 
+@pytest.mark.slow
 def test_nothing_is_made_twice(folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = run(Rows(folder), base)
     epoch(first, range(0, N, 2))
@@ -206,6 +207,7 @@ def test_objects_that_would_be_pickled_stay_in_memory(folder: Path, base: Path) 
     assert not base.exists()
 
 
+@pytest.mark.slow
 def test_those_that_were_used_longest_ago_make_room(folder: Path, base: Path) -> None:
     for k in range(3):
         staged, _ = run(Rows(folder, float(k + 2)), base, most=1 << 30)

@@ -186,6 +186,7 @@ class Windows(Texts):
         return f"{random.random()} a b {i} " * 150, i
 
 
+@pytest.mark.slow
 def test_texts_that_are_drawn_end_the_cache(applied: dict[str, Any]) -> None:  # noqa: F811
     with pytest.warns(UserWarning, match="different arguments in each epoch"):
         batches = epochs(Loader, Windows(), in_a_list, 2)
