@@ -60,6 +60,10 @@ def applied(before: float | None, after: float, estimated: bool = False, later: 
             "some samples may have been wrong: sample 3 is another. Nothing was served from the cache after that",
         ),
         (run(wait_s=4.0, by_epoch=[], epochs=1), "input-bound: the loop waits for data 80% of its time"),
+        (
+            RunReport(["nope.py"], 2, 1.0, [], "unknown"),
+            "the command failed before it iterated a DataLoader; its own error is above",
+        ),
         (RunReport(["train.py"], 0, 1.0, [], "unknown"), "no DataLoader was iterated in this run: nothing to say about data loading"),
     ],
 )  # fmt: skip

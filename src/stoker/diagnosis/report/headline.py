@@ -23,7 +23,9 @@ def headline(report: RunReport) -> str:
         the same"
     """
     if not report.loaders:
-        return bypassing_text(report.bypassing[0]) if report.bypassing else NOTHING
+        if report.bypassing:
+            return bypassing_text(report.bypassing[0])
+        return FAILED if report.exit_code else NOTHING
     if report.applied is None:
         return f"{report.verdict}: {why(report)}"
     stale = next((s.cache.discarded for s in report.applied.settings.values() if s.cache.stale), "")
@@ -32,6 +34,7 @@ def headline(report: RunReport) -> str:
     return _gain(report, report.applied)
 
 
+FAILED = "the command failed before it iterated a DataLoader; its own error is above"
 NOTHING = "no DataLoader was iterated in this run: nothing to say about data loading"
 
 
