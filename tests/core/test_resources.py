@@ -267,5 +267,5 @@ def test_help_has_an_example_and_version_a_number(capsys: pytest.CaptureFixture[
         said = capsys.readouterr().out
         assert "Example" in said, args
         assert args != ["--help"] or all(name in said for name in names)
-    assert cli.main(["--version"]) == 0
+    assert [cli.main([option]) for option in ("--version", "-V")] == [0, 0]
     assert capsys.readouterr().out.startswith("stoker 0.")

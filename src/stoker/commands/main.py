@@ -56,7 +56,7 @@ class _Commands(arguments.CommandGroup):
 
 
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="stoker %(version)s")
+@click.version_option(__version__, "-V", "--version", message="stoker %(version)s")
 def stoker() -> None:
     """Keeps the accelerator fed: finds what starves it, and fixes it.
 
