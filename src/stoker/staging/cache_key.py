@@ -47,7 +47,7 @@ def key_of(
 
 def _versions(packages: set[str]) -> dict[str, str]:
     """Versions of Python and libraries. The standard library and the user's own packages have none."""
-    out = {"python": platform.python_version()}
+    out = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in sorted(packages - sys.stdlib_module_names):
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name)
