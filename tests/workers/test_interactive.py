@@ -33,7 +33,7 @@ def typed(data: str, context: str) -> str:
 def test_a_class_that_no_new_process_finds_is_refused() -> None:
     said = typed("Own(range(4))", "spawn")
     assert said.startswith("UsageError Own was defined in a notebook or interactive interpreter")
-    assert 'use multiprocessing_context="fork"' in said
+    assert 'Use multiprocessing_context="fork"' in said
 
 
 @pytest.mark.slow
