@@ -172,7 +172,7 @@ def test_ipython_without_a_notebook(tmp_path: Path) -> None:
     )
     assert p.returncode == 0, p.stdout + p.stderr
     assert "stoker: input-bound" in p.stdout
-    assert re.search(r"^loader: +In\[3\]:1$", p.stdout, re.M), p.stdout
+    assert "In[3]:1: 0 workers" in p.stdout
     assert "Out[3]: 16" in p.stdout
     assert "ipython-input" not in p.stdout
     lines = p.stdout.partition("Out[3]")[0].splitlines()

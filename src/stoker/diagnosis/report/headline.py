@@ -94,7 +94,7 @@ def waited(report: RunReport) -> str:
         return f"the loop waits for data {stats.share:.0%} of its time"
     several = stats.loader.epochs > 1
     first, it = ("epochs' first batches take", "them") if several else ("the first batch takes", "it")
-    return f"{first} {begins:.0%} of the loop's time, and after {it} it waits {stats.share:.0%}"
+    return f"{first} {begins:.0%} of the loop's time; after {it}, the loop waits {stats.share:.0%} of its time"
 
 
 def main_loader(report: RunReport) -> LoaderStats:
