@@ -182,7 +182,7 @@ def test_a_run_without_loaders() -> None:
     text = html.render(
         report(loaders=[], bypassing=[], findings=[], applied=None, around={}, verdict="unknown", partial=False)
     )
-    assert "No DataLoader was iterated" in text
+    assert "The command failed before it iterated a DataLoader" in text
 
 
 @pytest.mark.slow
