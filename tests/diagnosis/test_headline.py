@@ -71,6 +71,39 @@ def test_the_first_sentence(report: RunReport, sentence: str) -> None:
     assert headline(report) == sentence
 
 
+def test_a_run_that_ended_early_is_not_compared() -> None:
+    report = applied(41.3, 4.1)
+    report.exit_code = -2
+    assert headline(report) == "train.py ended early, after 10.0 s, so its time is not compared"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["-m", "package.train", "--lr", "1"], "package.train"),
+        (["torchrun", "--nproc-per-node", "2", "a/train.py"], "train.py"),
+    ],
+)
+def test_a_command_is_called_what_the_user_calls_it(command: list[str], name: str) -> None:
+    report = applied(41.3, 11.4)
+    report.command = command
+    assert f": {name} took 41.3 s" in headline(report)
+
+
+def test_loaders_of_one_cache_count_its_comparisons_once() -> None:
+    report = applied(41.3, 11.4, compared=53, filled=8)
+    assert report.applied is not None
+    report.applied.settings["train.py:9"] = report.applied.settings[NAME]
+    assert "; 53 cached samples" in headline(report)
+
+
+def test_every_loader_out_of_reach_is_named() -> None:
+    report = run()
+    report.loaders, report.bypassing = [], [Bypassing(f"train.py:{k}", reason="its own") for k in (9, 12)]
+    shown = text.render(report, None, io.StringIO(), 80)
+    assert [shown.count(f"train.py:{k}:") for k in (9, 12)] == [1, 1]
+
+
 def test_a_loader_out_of_reach_is_the_answer_if_there_is_no_other() -> None:
     report = run()
     report.loaders, report.bypassing = [], [Bypassing("train.py:9", reason="it has its own iterators")]

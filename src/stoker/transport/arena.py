@@ -22,7 +22,7 @@ ALIGN = 64  # a cache line, and more than any dtype needs
 GRAIN = 1 << 16  # slot sizes are multiples of this, so batches of similar size fit each other's slots
 
 
-_CONTROL_BYTES = 8 * 18
+_CONTROL_BYTES = 8 * 17
 _TABLE_AT = _CONTROL_BYTES
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
 _CHECKPOINTS_AT = _STAMPS_AT + MAX_SLOTS * 4

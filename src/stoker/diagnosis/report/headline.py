@@ -1,4 +1,4 @@
-"""The report's first sentence: what came of the run, for a terminal, the page, a notebook and JSON."""
+"""The report's first sentence: what came of the run, for a terminal, the page and JSON."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def _gain(report: RunReport, applied: Applied) -> str:
     compared = applied.compared
     script, name = compared.script, _name(report.command)
     gain = script.times_as_fast()
+    if report.exit_code or report.partial:
+        return f"{name} ended early, after {human_seconds(report.wall_s)}, so its time is not compared"
     if gain is None or script.before is None or script.after is None:
         unknown = "no run without --apply is known to compare with"
         return f"{name} took {human_seconds(report.wall_s)}; {unknown}{_why_nothing_is_cached(applied)}"
@@ -60,12 +62,15 @@ def _gain(report: RunReport, applied: Applied) -> str:
 
 def _name(command: list[str]) -> str:
     """What the user calls the command: its script, or its first word."""
-    scripts = [word for word in command if word.endswith(".py")]
-    return PurePath((scripts or command or ["the script"])[0]).name
+    words = [word for word in command if not word.startswith("-")]  # python -m package.train
+    scripts = [word for word in words if word.endswith(".py")]
+    return PurePath((scripts or words or ["the script"])[0]).name
 
 
 def _checked(applied: Applied) -> str:
-    n = sum(settings.cache.compared for settings in applied.settings.values())
+    # Loaders of one dataset share a cache, and each of them reports it.
+    caches = {(c.kept, c.filled, c.nbytes, c.compared) for c in (s.cache for s in applied.settings.values())}
+    n = sum(compared for *_, compared in caches)
     return f"; {n:,} cached samples were made again, and all were the same" if n > 1 else ""
 
 

@@ -32,12 +32,12 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
     """Renders the report as text that fits the stream: the headline first. ``path`` is where the report was written, if
     it was. ``details``: also all findings, counts and times, and where the figures come from."""
     columns = columns or width(stream)
-    page = _Page(_printable(report), columns, colour_wanted(stream), stream)
+    page = _Page(_printable(report), columns, colour_wanted(stream))
     report = page.report
     page.headline()
+    for b in report.bypassing if report.loaders else report.bypassing[1:]:  # the headline has the first one then
+        page.paragraph(bypassing_text(b))
     if report.loaders:
-        for b in report.bypassing:
-            page.paragraph(bypassing_text(b))
         if report.applied is None and report.verdict != "healthy" and not details:
             for loader in sorted(report.loaders, key=lambda e: -e.loop_s)[:MAX_TIMED]:
                 page.paragraph(_in_short(loader), "  ")
@@ -65,8 +65,8 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
 class _Page:
     """Lines of a report."""
 
-    def __init__(self, report: RunReport, columns: int, colour: bool, stream: TextIO) -> None:
-        self.report, self.columns, self.colour, self.stream = report, columns, colour, stream
+    def __init__(self, report: RunReport, columns: int, colour: bool) -> None:
+        self.report, self.columns, self.colour = report, columns, colour
         self.lines = [""]
 
     def paragraph(self, text: str, indent: str = "") -> None:
