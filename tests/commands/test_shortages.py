@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stoker.commands.run import Listener
+from stoker.commands.listener import Listener
 from stoker.core import private_sockets
 from stoker.diagnosis.watch.shared_counters import Live
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.diagnosis.report import html, inline, text
+from stoker.diagnosis.report import before_after, html, inline, text
 from stoker.diagnosis.report.headline import headline
 from stoker.diagnosis.report.schema import (
     Applied,
@@ -22,7 +22,7 @@ from stoker.diagnosis.report.schema import (
     LoaderChange,
     RunReport,
 )
-from tests.diagnosis.test_report import run
+from tests.diagnosis.test_report import loader, run
 
 NAME = "train.py:3"
 
@@ -72,9 +72,13 @@ def test_the_first_sentence(report: RunReport, sentence: str) -> None:
 
 
 def test_a_run_that_ended_early_is_not_compared() -> None:
-    report = applied(41.3, 4.1)
-    report.exit_code = -2
-    assert headline(report) == "train.py ended early, after 10.0 s, so its time is not compared"
+    one = loader()
+    settings = {NAME: AppliedSettings(after=ChangedSettings(staged=True), cache=Cache(filled=8))}
+    report = run()
+    for ended in (True, False):
+        report.applied = Applied(settings, before_after.compare(4.1, [one], settings, None, "", ended))
+        assert ("times as fast" in headline(report)) == ended
+    assert headline(report) == "train.py took 10.0 s; this run ended early, so it has no total to compare"
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core import output, private_sockets
+from ..core import output
 from ..core.elsewhere import elsewhere, kinds
 from ..core.errors import UsageError, one_line
 from ..core.options import parse_bytes
@@ -37,19 +33,16 @@ from ..core.processes import die_with_parent
 from ..core.types import JsonObject
 from . import arguments
 from .gate import Gate, condition
+from .listener import LOOK_S, Listener
 
 if TYPE_CHECKING:
     from ..core.monitor import SystemMonitor
     from ..diagnosis.report.prices import Prices
     from ..diagnosis.report.schema import RunReport
-    from ..diagnosis.watch.shared_counters import Live
 
 REPORT = "stoker-report.json"
 HOOK = Path(__file__).parents[1] / "diagnosis" / "watch" / "_hook"
 SOURCE = Path(__file__).parents[2]
-LOOK_S = 0.2  # seconds between checks whether the command, or the run, has ended, if no event says so
-CLOSE_S = 2.0  # seconds to read what processes that outlive the command have sent
-MAX_LINE = 16 << 20  # bytes of one snapshot; a longer line is not a snapshot
 # Imported while the script runs, not before or after it, because that takes 120 ms.
 REPORTING: tuple[str, ...] = ("rich.console", "rich.table", "platformdirs.unix")
 REPORTING += tuple(f"stoker.diagnosis.report.{name}" for name in ("build", "history", "text"))
@@ -196,116 +189,6 @@ def command(
     return run(Options(**options, prices=prices, gate=Gate(fail_on, fail_above)))
 
 
-class _Connection:
-    """The connection of one watched process."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.live: Live | None = None  # the process's counters, whose descriptor it sends first
-        self.rest = bytearray()  # the beginning of a line that has not arrived completely
-
-
-class Listener:
-    """Collects the latest snapshot of every watched process in ``last``, by process ID. One thread reads all of them.
-
-    Raises:
-        UsageError: the socket cannot be created.
-    """
-
-    def __init__(self) -> None:
-        self.last: dict[int, JsonObject] = {}
-        self._live: dict[int, Live] = {}
-        try:
-            self.folder, self._server = private_sockets.listen_in_new_folder()  # ranks also use this folder to meet
-        except OSError as e:
-            raise UsageError(
-                f"cannot create a socket in the temporary directory: {e}. Set TMPDIR to another directory"
-            ) from e
-        self._ending = threading.Event()
-        self._server.setblocking(False)
-        self._connections: dict[int, _Connection] = {}
-        self._thread = threading.Thread(target=self._run, name="stoker_listen", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread. Raises RuntimeError if the system allows no more threads."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Accepts no new connections, reads old ones to their end (for at most ``CLOSE_S``), and removes the folder."""
-        self._ending.set()
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        if self._thread.ident is not None:
-            self._thread.join(2 * CLOSE_S)
-        self._server.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._server, select.POLLIN)
-        until = math.inf
-        while self._connections or not self._ending.is_set():
-            for fd, _ in poll.poll(1000 * LOOK_S):
-                connection = self._connections.get(fd)
-                if connection is None:
-                    self._accept(poll)
-                elif not self._read(connection):
-                    poll.unregister(fd)
-                    self._connections.pop(fd).socket.close()
-            if self._ending.is_set():
-                # A process that outlives the command must not delay the report.
-                until = min(until, time.monotonic() + CLOSE_S)
-                if time.monotonic() >= until:
-                    return
-
-    def _accept(self, poll: select.poll) -> None:
-        try:
-            connection, _ = self._server.accept()
-        except OSError:  # out of file descriptors (ulimit -n): the connection waits in the queue
-            if self._ending.wait(LOOK_S):
-                poll.unregister(self._server)
-            return
-        connection.setblocking(False)
-        self._connections[connection.fileno()] = _Connection(connection)
-        poll.register(connection, select.POLLIN)
-
-    def _read(self, connection: _Connection) -> bool:
-        """Reads what has arrived. Returns whether more may follow."""
-        from ..diagnosis.watch.shared_counters import Live  # see REPORTING
-
-        try:
-            if connection.live is None:
-                _, fds, _, _ = socket.recv_fds(connection.socket, 1, 1)
-                connection.live = Live(fds[0])
-                os.close(fds[0])
-                return True
-            data = connection.socket.recv(1 << 20)
-        except BlockingIOError:
-            return True
-        except (OSError, IndexError, ValueError):
-            return False
-        *lines, rest = (connection.rest + data).split(b"\n") if b"\n" in data else [connection.rest + data]
-        connection.rest = bytearray(rest)
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line cut off when its process was killed
-                snapshot = json.loads(line)
-                self._live[int(snapshot["pid"])] = connection.live
-                self.last[int(snapshot["pid"])] = snapshot
-        return bool(data) and len(rest) <= MAX_LINE
-
-    def snapshots(self) -> list[JsonObject]:
-        """Returns the last snapshot of each process. If it is not final, its counters are updated from shared memory,
-        so that a killed process is reported up to its last batch."""
-        from ..diagnosis.watch.shared_counters import LIVE
-
-        for pid, snapshot in list(self.last.items()):  # a copy, because the reading thread may add to it
-            if not snapshot.get("final"):
-                for i, metrics in enumerate(snapshot["loaders"]):
-                    for key, value in zip(LIVE, self._live[pid].row(i), strict=True):
-                        metrics[key] = type(metrics[key])(max(value, metrics[key]))
-        return list(self.last.values())
-
-
 def command_line(command: Sequence[str], module: bool) -> list[str]:
     """The command line to execute: this Python runs a script or a module; other commands are looked up on PATH."""
     if module:
@@ -328,15 +211,8 @@ def _check_workers_on(options: Options) -> None:
         )
 
 
-def run(options: Options) -> int:
-    """Runs the command and writes the report.
-
-    Returns the command's exit code, or 1 if that is 0 and a condition of ``--fail-on`` holds. If a signal killed the
-    command, kills this process with the same signal.
-
-    Raises:
-        UsageError: options are wrong, the report could not be written, or the command cannot be started.
-    """
+def _check(options: Options) -> None:
+    """Raises UsageError, before the script runs, if options exclude each other or a file cannot be written."""
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
     if options.workers_on:
@@ -354,6 +230,18 @@ def run(options: Options) -> int:
         from ..integrations import prometheus
 
         prometheus.check()
+
+
+def run(options: Options) -> int:
+    """Runs the command and writes the report.
+
+    Returns the command's exit code, or 1 if that is 0 and a condition of ``--fail-on`` holds. If a signal killed the
+    command, kills this process with the same signal.
+
+    Raises:
+        UsageError: options are wrong, the report could not be written, or the command cannot be started.
+    """
+    _check(options)
     listener = Listener()
     began = time.monotonic()
     try:
@@ -367,7 +255,14 @@ def run(options: Options) -> int:
     failed = ["there is no report for --fail-on to check"] if gate.asked else []
     try:
         report = build.report_of(
-            options.words, code, listener.snapshots(), machine, wall_s, options.apply, options.prices
+            options.words,
+            code,
+            listener.snapshots(),
+            machine,
+            wall_s,
+            options.apply,
+            options.prices,
+            options.max_steps is not None,
         )
         failed = list(gate.failed(report))
         if not options.apply and not (options.max_steps or options.debug):

@@ -18,6 +18,23 @@ def compare(
     settings: Mapping[str, schema.AppliedSettings],
     before: schema.RememberedRun | None,
     script: str,
+    ended: bool = True,
+) -> schema.Compared:
+    """Compares a run with the one before ``--apply``. ``ended``: the script came to its own end, so that its total can
+    be compared."""
+    out = _compared(wall_s, loaders, settings, before, script)
+    if not ended and out.script.before is not None:
+        out.script.before = None
+        out.notes.append("this run ended early, so it has no total to compare")
+    return out
+
+
+def _compared(
+    wall_s: float,
+    loaders: Sequence[schema.LoaderReport],
+    settings: Mapping[str, schema.AppliedSettings],
+    before: schema.RememberedRun | None,
+    script: str,
 ) -> schema.Compared:
     cost = schema.Cost(
         trials_s=sum(changed.measured_s for changed in settings.values()),

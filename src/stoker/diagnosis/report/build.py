@@ -28,8 +28,9 @@ def report_of(
     wall_s: float,
     apply: bool = False,
     prices: Prices | None = None,
+    cut: bool = False,
 ) -> RunReport:
-    """Returns the report (docs/report.md)."""
+    """Returns the report (docs/report.md). ``cut``: stoker ended the command after some batches."""
     processes = snapshots(sent)
     meanwhile = msgspec.convert(around, Around)
     machine = _as_the_script_saw(resources.read(), meanwhile, processes)
@@ -41,7 +42,9 @@ def report_of(
         loader.settings.applied = apply
     cuda = any(process.cuda for process in processes)
     verdict, findings = diagnose(loaders, machine.cores, cuda, meanwhile, len(machine.gpus), machine.memory)
-    applied = _applied(command, wall_s, loaders, settings) if apply else None
+    partial = any(not process.final for process in processes)
+    ended = not (code or partial or cut)
+    applied = _applied(command, wall_s, loaders, settings, ended) if apply else None
     if applied is not None:
         findings = applied_findings.findings(applied) + findings
     for finding in findings:
@@ -58,7 +61,7 @@ def report_of(
         applied=applied,
         ranks=ranks.compare(processes),
         bypassing=_bypassing(processes, loaders),
-        partial=any(not process.final for process in processes),
+        partial=partial,
         diff=patch.of(patch.changes(findings)),
     )
     report.money = money.of(report, prices) if prices is not None else None
@@ -67,11 +70,15 @@ def report_of(
 
 
 def _applied(
-    command: list[str], wall_s: float, loaders: Sequence[LoaderReport], settings: dict[str, AppliedSettings]
+    command: list[str],
+    wall_s: float,
+    loaders: Sequence[LoaderReport],
+    settings: dict[str, AppliedSettings],
+    ended: bool,
 ) -> Applied:
     """Returns what ``--apply`` did, compared with an observed run of the same command if one is remembered."""
     before = history.load(command)
-    compared = before_after.compare(wall_s, loaders, settings, before, history.digest(command))
+    compared = before_after.compare(wall_s, loaders, settings, before, history.digest(command), ended)
     gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
     return Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
 

@@ -43,11 +43,9 @@ def _gain(report: RunReport, applied: Applied) -> str:
     compared = applied.compared
     script, name = compared.script, _name(report.command)
     gain = script.times_as_fast()
-    if report.exit_code or report.partial:
-        return f"{name} ended early, after {human_seconds(report.wall_s)}, so its time is not compared"
     if gain is None or script.before is None or script.after is None:
-        unknown = "no run without --apply is known to compare with"
-        return f"{name} took {human_seconds(report.wall_s)}; {unknown}{_why_nothing_is_cached(applied)}"
+        why = compared.notes[-1] if compared.notes else "no run without --apply is known to compare with"
+        return f"{name} took {human_seconds(report.wall_s)}; {why}{_why_nothing_is_cached(applied)}"
     about = "about " if compared.estimated else ""
     both = f"{name} took {about}{human_seconds(script.before)} and now takes {human_seconds(script.after)}"
     if gain >= GAIN:
