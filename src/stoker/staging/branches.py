@@ -7,7 +7,7 @@ conditions (see ``Filler``) before it may be stored.
 ::
 
     if label == 7:                       if label == 7:
-        x = self.noise(x)                    hits[12] = 1
+        x = self.noise(x)                    mark(12)
                                              x = self.noise(x)
 
 A function's code is replaced in place (``fn.__code__``): the function object stays the same, and tracebacks show the
@@ -28,18 +28,10 @@ import torch
 MOST = 1 << 14  # branches of all functions together
 
 
-class _Hits(list[int]):
-    """A list that may be a constant in a code object, which must be hashable. Python writes to a list in 24 ns, to an
-    array of ctypes in 66 ns, and a tokenizer in Python takes a branch for each letter."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
-_hits = _Hits([0] * MOST)  # by branch number: 1 if it ran since ``begin``
-_in_expressions: set[int] = set()  # numbers of those that ran inside an expression, where nothing can be assigned
+_ran: set[int] = set()  # numbers of the branches that ran since ``begin``
 _numbers: dict[tuple[object, ...], int] = {}  # branch number by place in the source
-_STORE, _CALL = "\0stoker-store", "\0stoker-call"  # placeholders for ``_hits`` and a function that returns None
-_VALUES = {_STORE: _hits, _CALL: _in_expressions.add}
+# A placeholder for ``_ran.add``, the fastest call that there is: a tokenizer in Python takes a branch for each letter.
+_MARK = "\0stoker-mark"
 KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # index types
 SCOPE = "_stoker_scope"  # function around the code to be compiled
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -47,24 +39,17 @@ LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 def begin() -> None:
     """Marks all branches as not run."""
-    n = len(_numbers)
-    _hits[:n] = bytes(n)
-    _in_expressions.clear()
+    _ran.clear()
 
 
-def taken() -> bytes:
-    """By branch number: 1 if it ran since ``begin``."""
-    hits = bytearray(_hits[: len(_numbers)])
-    for k in tuple(_in_expressions):  # a thread may add to it meanwhile
-        hits[k] = 1
-    return bytes(hits)
+def taken() -> frozenset[int]:
+    """Numbers of the branches that ran since ``begin``."""
+    return frozenset(_ran)
 
 
-def restore(hits: bytes) -> None:
+def restore(numbers: frozenset[int]) -> None:
     """Adds branches that ran."""
-    for k, hit in enumerate(hits):
-        if hit:
-            _hits[k] = 1
+    _ran.update(numbers)
 
 
 class Vetted:
@@ -91,11 +76,9 @@ class Vetted:
             self._made[MOST] = kind
         return self._made[MOST] == kind
 
-    def new(self, hits: bytes) -> list[int]:
+    def new(self, numbers: frozenset[int]) -> list[int]:
         """Numbers of branches that ran but were not vetted, or must not be taken."""
-        known = int.from_bytes(self._made[: len(hits)], "little")
-        left = int.from_bytes(hits, "little") & ~known
-        return [k for k, hit in enumerate(left.to_bytes(len(hits), "little")) if hit & 1] if left else []
+        return [k for k in numbers if self._made[k] != self.SAME]
 
     def may_not(self, numbers: Iterable[int]) -> bool:
         """Whether samples that take one of these branches must never be cached."""
@@ -113,9 +96,9 @@ def with_marks(module: ast.Module, file: str) -> ast.Module:
 
 
 def bind(code: types.CodeType) -> types.CodeType:
-    """Makes the marks of compiled code write to the memory that ``taken`` reads."""
+    """Makes the marks of compiled code add to the set that ``taken`` reads."""
     constants = tuple(
-        bind(c) if isinstance(c, types.CodeType) else _VALUES[c] if isinstance(c, str) and c in _VALUES else c
+        bind(c) if isinstance(c, types.CodeType) else _ran.add if isinstance(c, str) and c == _MARK else c
         for c in code.co_consts
     )
     return code.replace(co_consts=constants)
@@ -137,9 +120,11 @@ class _Marker(ast.NodeTransformer):
             return MOST - 1
         return _numbers.setdefault(place, len(_numbers))
 
+    def _call(self, node: ast.AST, kind: str) -> ast.Call:
+        return ast.Call(ast.Constant(_MARK), [ast.Constant(self._number(node, kind))], [])
+
     def _mark(self, node: ast.AST, kind: str) -> ast.stmt:
-        target = ast.Subscript(ast.Constant(_STORE), ast.Constant(self._number(node, kind)), ast.Store())
-        return ast.copy_location(ast.Assign([target], ast.Constant(1)), node)
+        return ast.copy_location(ast.Expr(self._call(node, kind)), node)
 
     def _block(self, body: list[ast.stmt], kind: str) -> None:
         if body:
@@ -155,8 +140,7 @@ class _Marker(ast.NodeTransformer):
         return self._always(node, kind)
 
     def _always(self, node: ast.expr, kind: str) -> ast.expr:
-        call = ast.Call(ast.Constant(_CALL), [ast.Constant(self._number(node, kind))], [])
-        return ast.copy_location(ast.BoolOp(ast.Or(), [call, node]), node)
+        return ast.copy_location(ast.BoolOp(ast.Or(), [self._call(node, kind), node]), node)  # add() returns None
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
