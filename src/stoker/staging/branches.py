@@ -10,6 +10,18 @@ conditions (see ``Filler``) before it may be stored.
         x = self.noise(x)                    mark(12)
                                              x = self.noise(x)
 
+Such a call may take as long as the rest of a loop's body. So a branch within a loop sets a local variable, and the
+function marks it when it ends::
+
+    _stoker_12 = False
+    try:
+        for end in range(n, start, -1):
+            _stoker_12 = True
+            ...
+    finally:
+        if _stoker_12:
+            mark(12)
+
 A function's code is replaced in place (``fn.__code__``): the function object stays the same, and tracebacks show the
 same lines. Library functions are not instrumented.
 """
@@ -17,16 +29,21 @@ same lines. Library functions are not instrumented.
 from __future__ import annotations
 
 import ast
+import contextlib
 import mmap
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-MOST = 1 << 14  # branches of all functions together
+T = TypeVar("T", bound=ast.AST)
+LoopStatement = TypeVar("LoopStatement", ast.For, ast.While)
+Comprehension = TypeVar("Comprehension", bound=ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
 
+MOST = 1 << 14  # branches of all functions together
 
 _ran: set[int] = set()  # numbers of the branches that ran since ``begin``
 _numbers: dict[tuple[object, ...], int] = {}  # branch number by place in the source
@@ -35,6 +52,10 @@ _MARK = "\0stoker-mark"
 KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # index types
 SCOPE = "_stoker_scope"  # function around the code to be compiled
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+FLAG = "_stoker_branch_"  # local variables of these names tell which branches within loops ran
+# a function that mentions one of these might see the flags
+LOOKS_AT_LOCALS = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"}
+YIELDS = (ast.Yield, ast.YieldFrom, ast.Await)
 
 
 def begin() -> None:
@@ -110,9 +131,19 @@ def compile_with_marks(module: ast.Module, file: str, flags: int) -> types.CodeT
         return bind(compile(with_marks(module, file), file, "exec", flags=flags, dont_inherit=True))
 
 
+class _Scope:
+    """A function being instrumented."""
+
+    def __init__(self, may_flag: bool) -> None:
+        self.may_flag = may_flag
+        self.loops = 0  # number of loops around the node being visited
+        self.flags: dict[int, None] = {}  # branches that set a local variable
+
+
 class _Marker(ast.NodeTransformer):
     def __init__(self, file: str) -> None:
         self._file = file
+        self._scope = _Scope(False)
 
     def _number(self, node: ast.AST, kind: str) -> int:
         place = self._file, getattr(node, "lineno", 0), getattr(node, "col_offset", 0), kind
@@ -120,11 +151,18 @@ class _Marker(ast.NodeTransformer):
             return MOST - 1
         return _numbers.setdefault(place, len(_numbers))
 
-    def _call(self, node: ast.AST, kind: str) -> ast.Call:
-        return ast.Call(ast.Constant(_MARK), [ast.Constant(self._number(node, kind))], [])
+    def _new_flag(self, node: ast.AST, kind: str) -> ast.Name | None:
+        """The local variable that a branch sets; None if it marks itself."""
+        if not self._scope.loops or not self._scope.may_flag:
+            return None
+        number = self._number(node, kind)
+        self._scope.flags[number] = None
+        return ast.Name(f"{FLAG}{number}", ast.Store())
 
     def _mark(self, node: ast.AST, kind: str) -> ast.stmt:
-        return ast.copy_location(ast.Expr(self._call(node, kind)), node)
+        flag = self._new_flag(node, kind)
+        mark = ast.Assign([flag], ast.Constant(True)) if flag else ast.Expr(_call(self._number(node, kind)))
+        return ast.copy_location(mark, node)
 
     def _block(self, body: list[ast.stmt], kind: str) -> None:
         if body:
@@ -135,12 +173,32 @@ class _Marker(ast.NodeTransformer):
         inside = list(ast.walk(node))
         if not any(isinstance(x, ast.Call) for x in inside):
             return node
-        if any(isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)) for x in inside):
+        if any(isinstance(x, YIELDS) or _is_users_walrus(x) for x in inside):
             return node
         return self._always(node, kind)
 
     def _always(self, node: ast.expr, kind: str) -> ast.expr:
-        return ast.copy_location(ast.BoolOp(ast.Or(), [self._call(node, kind), node]), node)  # add() returns None
+        flag = self._new_flag(node, kind)
+        if flag:
+            marked = ast.BoolOp(ast.And(), [ast.NamedExpr(flag, ast.Constant(True)), node])
+        else:
+            marked = ast.BoolOp(ast.Or(), [_call(self._number(node, kind)), node])  # add() returns None
+        return ast.copy_location(marked, node)
+
+    @contextlib.contextmanager
+    def _inside(self, may_flag: bool) -> Iterator[_Scope]:
+        around, self._scope = self._scope, _Scope(may_flag)
+        yield self._scope
+        self._scope = around
+
+    @contextlib.contextmanager
+    def _repeated(self) -> Iterator[None]:
+        self._scope.loops += 1
+        yield
+        self._scope.loops -= 1
+
+    def _visited(self, nodes: Iterable[T]) -> list[T]:
+        return [self.visit(node) for node in nodes]
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
@@ -152,17 +210,23 @@ class _Marker(ast.NodeTransformer):
             node.orelse = [self._mark(node, "not")]
         return node
 
-    def visit_For(self, node: ast.For) -> ast.AST:
-        self.generic_visit(node)
-        self._block(node.body, "for")
+    def _visit_loop(self, node: LoopStatement, kind: str) -> LoopStatement:
+        with self._repeated():
+            node.body = self._visited(node.body)
+            self._block(node.body, kind)
+            if isinstance(node, ast.While):
+                node.test = self.visit(node.test)
+        if isinstance(node, ast.For):
+            node.target, node.iter = self.visit(node.target), self.visit(node.iter)
+        node.orelse = self._visited(node.orelse)
         self._block(node.orelse, "else")
         return node
 
+    def visit_For(self, node: ast.For) -> ast.AST:
+        return self._visit_loop(node, "for")
+
     def visit_While(self, node: ast.While) -> ast.AST:
-        self.generic_visit(node)
-        self._block(node.body, "while")
-        self._block(node.orelse, "else")
-        return node
+        return self._visit_loop(node, "while")
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
         self.generic_visit(node)
@@ -193,25 +257,72 @@ class _Marker(ast.NodeTransformer):
         node.comparators = [first, *(self._value(x, f"compared {k}") for k, x in enumerate(later))]
         return node
 
-    def _visit_items(self, node: ast.AST) -> ast.AST:
-        self.generic_visit(node)
-        for name in ("elt", "key", "value"):  # not evaluated if there are no items
-            if hasattr(node, name):
-                setattr(node, name, self._value(getattr(node, name), name))
-        for k, generator in enumerate(node.generators):  # type: ignore[attr-defined]
-            generator.iter = self._value(generator.iter, f"iter {k}") if k else generator.iter
-            generator.ifs = [self._value(x, f"if {k} {n}") for n, x in enumerate(generator.ifs)]
+    def _visit_items(self, node: Comprehension) -> Comprehension:
+        with self._repeated():
+            for name in ("elt", "key", "value"):  # not evaluated if there are no items
+                if hasattr(node, name):
+                    setattr(node, name, self._value(self.visit(getattr(node, name)), name))
+            for k, generator in enumerate(node.generators):
+                generator.ifs = [self._value(x, f"if {k} {n}") for n, x in enumerate(self._visited(generator.ifs))]
+        with self._inside(may_flag=False):  # Python allows no ``:=`` there
+            for k, generator in enumerate(node.generators):
+                found = self.visit(generator.iter)
+                generator.iter = self._value(found, f"iter {k}") if k else found
         return node
 
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_items
+    visit_ListComp = visit_SetComp = visit_DictComp = _visit_items
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
+        with self._inside(may_flag=False):  # it may run after the function that made it
+            return self._visit_items(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
+        with self._inside(may_flag=False):
+            node.args, node.decorator_list = self.visit(node.args), self._visited(node.decorator_list)
+        with self._inside(may_flag=node.name != SCOPE and not _shows_locals(node)) as scope:
+            node.body = self._visited(node.body)
+        if scope.flags:
+            node.body = _with_flags(node.body, scope.flags)
         if node.name != SCOPE:
             self._block(node.body, "def")
         return node
 
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        with self._inside(may_flag=False):
+            return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        with self._inside(may_flag=False):
+            return self.generic_visit(node)
+
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        self.generic_visit(node)
-        node.body = self._always(node.body, "lambda")
+        with self._inside(may_flag=False):
+            self.generic_visit(node)
+            node.body = self._always(node.body, "lambda")
         return node
+
+
+def _call(number: int) -> ast.Call:
+    return ast.Call(ast.Constant(_MARK), [ast.Constant(number)], [])
+
+
+def _is_users_walrus(node: ast.AST) -> bool:
+    """Whether a node is a ``:=`` of the user's."""
+    return isinstance(node, ast.NamedExpr) and not node.target.id.startswith(FLAG)
+
+
+def _shows_locals(tree: ast.FunctionDef) -> bool:
+    """Whether a function may look at its local variables, or run on after it has returned (a generator)."""
+    return any(
+        isinstance(x, YIELDS) or not LOOKS_AT_LOCALS.isdisjoint((getattr(x, "id", ""), getattr(x, "attr", "")))
+        for x in ast.walk(tree)
+    )
+
+
+def _with_flags(body: list[ast.stmt], flags: Iterable[int]) -> list[ast.stmt]:
+    """Sets flags to False, then runs a function's body, then marks the branches whose flag is True."""
+    first = body[0]
+    start = [ast.Assign([ast.Name(f"{FLAG}{k}", ast.Store())], ast.Constant(False)) for k in flags]
+    marks = [ast.If(ast.Name(f"{FLAG}{k}", ast.Load()), [ast.Expr(_call(k))], []) for k in flags]
+    around = ast.Try(body, [], [], [*marks])
+    return [ast.copy_location(x, first) for x in start] + [ast.copy_location(around, first)]

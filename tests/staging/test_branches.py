@@ -1,0 +1,158 @@
+"""Branches within loops are marked by local variables: the same branches, results, tracebacks and local names as without."""
+
+from __future__ import annotations
+
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stoker.staging import branches, vetting
+
+
+def identity(x: Any) -> Any:
+    return x
+
+
+def loops(n: int) -> list[object]:
+    out: list[object] = []
+    for a in range(n):
+        if a == 3:
+            continue
+        if a == 5 and n < 7:
+            out.append(identity(a))
+            break
+        while True:
+            if a == 6:
+                return [a, *out]
+            out.append(a)
+            break
+    else:
+        out.append("else")
+    return out
+
+
+def raises(n: int) -> object:
+    for a in range(n):
+        try:
+            if a == 2:
+                raise KeyError(a)
+            identity(1 / (4 - a))
+        except KeyError:
+            n -= 1
+        else:
+            n += 0
+        finally:
+            identity(n)
+    return n
+
+
+def comprehensions(n: int) -> object:
+    squares = [identity(a) if a % 2 else str(a) for a in range(n) if a != 3 and identity(a) < 6]
+    pairs = {identity(a): [identity(b) for b in range(a) if b or identity(b)] for a in range(n)}
+    return squares, pairs, {x for a in range(n) for x in ([identity(a)] if a > 1 else ())}
+
+
+def lazily(n: int) -> Iterator[object]:
+    """The generator runs after the function has returned."""
+    for _ in range(2):
+        made = (identity(a) for a in range(n) if identity(a) or a > 1)
+    return made
+
+
+def own_walrus(n: int) -> object:
+    found = [y for a in range(n) if (y := identity(a)) > 1]
+    for a in range(n):
+        if (z := identity(a)) and (a > 2 or identity(z)):
+            found.append(z)
+    return found
+
+
+def closures(n: int) -> object:
+    total = 0
+
+    def add(k: int = n) -> None:
+        nonlocal total
+        for a in range(k):
+            if a > 1:
+                total += identity(a)
+
+    for a in range(n):
+        add(a if identity(a) % 2 else 1)
+    lambdas = [lambda a=a: identity(a) if a > 2 else [identity(b) for b in range(a)] for a in range(n)]
+    return total, [f() for f in lambdas]
+
+
+def recursive(n: int) -> int:
+    for _ in range(2):
+        if n > 1:
+            return recursive(n - 1)
+    return n
+
+
+def names(n: int) -> object:
+    for a in range(n):
+        if a > 1:
+            n += identity(0)
+    return sorted(locals())
+
+
+def generator(n: int) -> Iterator[object]:
+    for a in range(n):
+        if a > 1:
+            yield identity(a)
+
+
+FUNCTIONS = [loops, raises, comprehensions, lazily, own_walrus, closures, recursive, names, generator]
+
+
+def outcome(fn: Callable[..., Any], n: int) -> tuple[object, object, frozenset[int]]:
+    """What a function gives, the lines of its traceback, and the branches taken."""
+    branches.begin()
+    lines: object = None
+    try:
+        made = fn(n)
+        made = list(made) if isinstance(made, Iterator) else made
+    except Exception as e:
+        made, lines = repr(e), [frame.lineno for frame in traceback.extract_tb(e.__traceback__)[1:]]
+    return made, lines, branches.taken()
+
+
+def copied(fn: types.FunctionType) -> types.FunctionType:
+    return types.FunctionType(fn.__code__, globals(), fn.__name__, fn.__defaults__, fn.__closure__)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_the_same_branches_results_and_lines_as_marks_without_flags(
+    fn: types.FunctionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, flagged, called = copied(fn), copied(fn), copied(fn)
+    assert not vetting.mark([flagged])
+    monkeypatch.setattr(branches, "_shows_locals", lambda tree: True)
+    assert not vetting.mark([called])
+    has_flags = any(
+        name.startswith(branches.FLAG) for name in flagged.__code__.co_varnames + flagged.__code__.co_cellvars
+    )
+    assert has_flags == (fn.__name__ not in {"names", "generator"})
+    for n in range(8):
+        found, expected = outcome(flagged, n), outcome(called, n)
+        assert found == expected
+        assert found[:2] == outcome(plain, n)[:2]
+        assert found[2]
+
+
+def test_flags_of_a_call_are_marked_before_the_sample_is_judged() -> None:
+    fn = copied(loops)
+    assert not vetting.mark([fn])
+    vetted = branches.Vetted()
+    for n in range(3):
+        branches.begin()
+        fn(n)
+        vetted.note(branches.taken(), True)
+    branches.begin()
+    fn(2)
+    assert not vetted.new(branches.taken())
+    fn(6)  # takes "elif a == 5", "continue", ...
+    assert vetted.new(branches.taken())
