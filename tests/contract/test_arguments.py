@@ -213,6 +213,14 @@ def test_the_iterator_has_torchs_names() -> None:
     assert [w.exitcode for w in workers] == [0, 0]
 
 
+def test_it_takes_one_type_parameter_and_two_as_later_torch() -> None:
+    class Mine(stoker.DataLoader[int, list[int]]):  # type: ignore[type-arg]
+        pass
+
+    assert str(stoker.DataLoader[int]) == str(stoker.DataLoader[int, str])  # type: ignore[type-arg]
+    assert isinstance(Mine([1, 2]), torch.utils.data.DataLoader)
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",

@@ -7,7 +7,7 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch.utils.data
 from torch.utils.data import dataloader as torch_loader
@@ -33,7 +33,13 @@ T_co = TypeVar("T_co", covariant=True)
 _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+if TYPE_CHECKING:
+    _TorchDataLoader = torch.utils.data.DataLoader[T_co]
+else:
+    _TorchDataLoader = torch.utils.data.DataLoader  # how many type parameters it has depends on torch's version
+
+
+class DataLoader(_TorchDataLoader, Generic[T_co]):  # type: ignore[type-arg]
     """A drop-in replacement for ``torch.utils.data.DataLoader`` whose batches are copied less often.
 
     Arguments, checks, messages and defaults are torch's; so are order, types, strides, seeds and random augmentation,
@@ -104,6 +110,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """
 
     _stoker_own = True  # not inherited by loaders of torch's class that a framework builds from one of these
+
+    def __class_getitem__(cls, parameters: Any) -> Any:
+        """``DataLoader[Sample]``, and ``DataLoader[Sample, Batch]`` as torch writes it after 2.13."""
+        given = parameters if isinstance(parameters, tuple) else (parameters,)
+        return super().__class_getitem__(given[: len(cls.__parameters__)])  # type: ignore[misc,attr-defined]
 
     def __init__(
         self,
