@@ -99,10 +99,9 @@ def test_bare_limits_and_bounds_are_held_against_stoker_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["stragglers", "resize", "memory"])
-def test_other_workloads_run(workload: str, tmp_path: Path) -> None:
+def test_a_workload_with_its_own_measure_runs(tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
-    p = benchmarks("run", "--quick", "--rounds", "1", "--workloads", workload, "--json", str(raw))
+    p = benchmarks("run", "--quick", "--rounds", "1", "--workloads", "resize", "--json", str(raw))
     assert p.returncode in (0, 1), p.stderr
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
     assert not any("failed" in line for line in lines), lines

@@ -37,7 +37,6 @@ for epoch in range(2):
     print(epoch, sum(float(x.sum()) for x in DataLoader(Data(), batch_size=8)), flush=True)
 raise SystemExit(3)
 """
-FLAGS: list[list[str]] = [[], ["--apply"]]
 
 
 def outcome(tmp_path: Path, line: list[str], **kw: Any) -> tuple[int, str]:
@@ -47,8 +46,7 @@ def outcome(tmp_path: Path, line: list[str], **kw: Any) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("files", [18, 24])
+@pytest.mark.parametrize(("flags", "files"), [([], 18), (["--apply"], 18), (["--apply"], 24)])
 def test_few_descriptors(tmp_path: Path, flags: list[str], files: int) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -66,19 +64,17 @@ def may_unmount() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not may_unmount(), reason="needs the right to unmount /proc")
-@pytest.mark.parametrize("flags", FLAGS)
-def test_no_proc(tmp_path: Path, flags: list[str]) -> None:
+def test_no_proc(tmp_path: Path) -> None:
     bare = ["unshare", "-m", "sh", "-c", 'umount -l /proc; exec "$@"', "sh", sys.executable]
     path = str(script(tmp_path, BODY))
     plain = outcome(tmp_path, [*bare, path])
     assert plain[0] == 3
-    assert outcome(tmp_path, [*bare, "-m", "stoker", "run", *flags, path]) == plain
+    assert outcome(tmp_path, [*bare, "-m", "stoker", "run", "--apply", path]) == plain
     assert json.loads((tmp_path / "stoker-report.json").read_text())["loaders"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", FLAGS)
-def test_no_more_threads(tmp_path: Path, flags: list[str]) -> None:
+def test_no_more_threads(tmp_path: Path) -> None:
     """In the command and in the script. ``ulimit -u`` would count what else the user runs, and not hold for root."""
     refuse = """
         import threading
@@ -91,7 +87,7 @@ def test_no_more_threads(tmp_path: Path, flags: list[str]) -> None:
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     plain = outcome(tmp_path, [sys.executable, str(path)], env=env)
     assert plain[0] == 3
-    assert outcome(tmp_path, [sys.executable, "-m", "stoker", "run", *flags, str(path)], env=env) == plain
+    assert outcome(tmp_path, [sys.executable, "-m", "stoker", "run", "--apply", str(path)], env=env) == plain
 
 
 def connected(listener: Listener) -> tuple[socket.socket, Live]:

@@ -127,12 +127,12 @@ class Rows(Dataset[Any]):
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_images() -> None:
+def test_many_images() -> None:
     rng = np.random.default_rng(0)
-    x = rng.normal([[[0.2]], [[0.5]], [[100.0]]], [[[0.1]], [[1.0]], [[30.0]]], (100_000, 3, 8, 8)).astype(np.float32)
+    x = rng.normal([[[0.2]], [[0.5]], [[100.0]]], [[[0.1]], [[1.0]], [[30.0]]], (20_000, 3, 8, 8)).astype(np.float32)
     found = mean_std(Rows(x), num_workers=2)
     same_as_numpy(found, x)
-    assert found.samples == 100_000
+    assert found.samples == 20_000
 
 
 def test_what_a_naive_float32_sum_gets_wrong() -> None:

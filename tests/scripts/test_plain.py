@@ -20,18 +20,10 @@ ALONE = sorted(path.name for path in (HERE / "cases").glob("*.py") if path.name 
 # What is observed are loaders, which --apply observes as well. These are the scripts whose loaders, or the processes and
 # threads around them, are of their own kind; the others have their own kind of dataset.
 OBSERVED = {
-    "change_folder.py",
-    "curriculum.py",
-    "far.py",
     "gan.py",
-    "lazy_handle.py",
-    "mosaic.py",
     "multi_epochs.py",
-    "open_file.py",
     "own_memory.py",
     "stream.py",
-    "toplevel.py",
-    "validation.py",
 }
 
 

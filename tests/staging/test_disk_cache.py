@@ -140,7 +140,7 @@ def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fn", "moment"), [(rows, 3), (prepare, 0), (prepare, 11)])
+@pytest.mark.parametrize(("fn", "moment"), [(rows, 3), (prepare, 11)])
 def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
     files: list[Path], tmp_path: Path, fn: Any, moment: int
 ) -> None:
@@ -287,7 +287,7 @@ for size in {sizes}:
     subprocess.run(["mount", "-o", "remount,size=20m", where], check=True)
     epoch("room", where)
 """
-SIZES = ("8k", "40k", "180k", "200k", "240k", "400k")
+SIZES = ("8k", "180k", "400k")
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_the_budget_of_the_disk(files: list[Path], tmp_path: Path, fn: Any) -> N
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere")
-@pytest.mark.parametrize("fn", [rows, pytest.param(prepare, marks=pytest.mark.slow)], ids=["columns", "heap"])
+@pytest.mark.parametrize("fn", [prepare])
 def test_a_folder_that_can_only_be_read(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     for file in files:
