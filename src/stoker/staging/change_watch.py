@@ -202,12 +202,12 @@ class CheckSchedule:
     def differs(
         self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
     ) -> bool:
-        """Whether ``make`` and ``read`` give different samples. Restores the random states."""
+        """Whether ``make`` gives another sample than ``read``, which reads a stored one. Restores the random states."""
         began = time.monotonic()
         states = random_states()
         same = None  # an error now shows nothing: it worked when it was stored
         with contextlib.suppress(Exception, Unplanned):
-            same = equal_bits(stored_copy(make()), stored_copy(read()))
+            same = equal_bits(stored_copy(make()), read())
         states.restore()
         self.spent(time.monotonic() - began, same is True)
         return same is False

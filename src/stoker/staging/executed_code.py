@@ -15,6 +15,7 @@ import linecache
 import multiprocessing
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -47,7 +48,7 @@ T = TypeVar("T")
 CLOSED = {"torch", "numpy"}  # packages whose functions are treated as a whole, never cut
 NATIVE_FUNCTIONS = (types.BuiltinFunctionType, types.MethodType, type(len), np.ufunc)
 OBJECTS = 64  # held for each attribute, at most
-BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
+BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter", "asdict", "astuple"}
 ENTROPY: dict[object, str] = {os.urandom: "os.urandom"}
 if hasattr(os, "getrandom"):
     ENTROPY[os.getrandom] = "os.getrandom"
@@ -262,7 +263,7 @@ class Executed:
                 continue
             self.user_names |= names
             self._written.setdefault(code, _without_modules(_written(code), scope))
-            self.looks_up_names |= bool(BY_NAME & set(code.co_names))
+            self.looks_up_names |= bool(BY_NAME & set(code.co_names)) or _formats_attributes(code)
             for name in code.co_names:
                 value = scope.get(name, types)
                 module = str(scope.get("__name__", ""))
@@ -295,6 +296,12 @@ class Executed:
         for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
                 self.changes = changes_state(switched_on(statement, scope), locals_, scope)
+
+
+def _formats_attributes(code: types.CodeType) -> bool:
+    """Whether a function formats texts such as "{c.zoom}"."""
+    texts = (c for c in code.co_consts if isinstance(c, str))
+    return "format" in code.co_names and any(re.search(r"\{\w*[.\[]", text) for text in texts)
 
 
 def _member(cls: type, name: str) -> object:

@@ -82,6 +82,15 @@ SKIPPED_MEMBERS = frozenset(
         "__slotnames__",
     }
 )
+GLOBALS = "dataset[1]['"  # how the paths of global variables, and of members of classes, begin
+MODULE_NAMES = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__", "__file__"})
+ENVIRONMENT = frozenset({"environ", "getenv", "environb", "expandvars", "expanduser"})
+READ_ENVIRONMENT = {  # by id: what reads the environment under whatever name
+    id(getattr(module, name))
+    for module, names in ((os, ("environ", "environb", "getenv")), (os.path, ("expandvars", "expanduser")))
+    for name in names
+    if hasattr(module, name)
+}
 DESCRIPTORS = {("os", name) for name in ("read", "pread", "preadv", "readv", "fdopen", "fstat", "lseek")}
 CODE = (types.FunctionType, type)
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -143,7 +152,9 @@ class Inputs(ComparedInputs):
         self.packages: set[str] = set()  # whose functions and classes may be used
         # names in code that reads files by descriptor: ``os.pread(self.fd, 8)``
         self._beside_descriptors: set[str] = set()
-        self._modules: dict[str, set[str]] = {}  # names that were looked up in a user module
+        self._modules: dict[int, set[str]] = {}  # by id of a user's module: names that were looked up in it
+        self._classes: set[int] = set()  # ids of classes whose members have been visited
+        self._found_at: dict[str, int] = {}  # ids of global variables and members of classes, by path
         self.depends_on_hashes = False  # calls hash(), or may iterate over a set of strings
         self._visit(dataset, DATASET, DEPTH)
         if self._depends_on_gradients:
@@ -179,9 +190,17 @@ class Inputs(ComparedInputs):
     # -- the tree of paths
 
     def _visit(self, x: Held, path: str, depth: int) -> None:
-        if path in self.entries or path in self._skip:
+        if path in self._skip:
             return
+        if path in self.entries:
+            if self._found_at.get(path, id(x)) != id(x):  # of another module, or class, of the same name
+                self._visit(x, f"{path}'", depth)
+            return
+        if path.startswith(GLOBALS):
+            self._found_at[path] = id(x)
         self._note_package(x)
+        if id(x) in READ_ENVIRONMENT:
+            self._note_environment()
         found = self._leaf(x, path)
         if found is not None:
             self.entries[path] = found
@@ -231,6 +250,8 @@ class Inputs(ComparedInputs):
             self._visit_constructor(x, depth)
         elif isinstance(x, types.ModuleType):
             self.entries[path] = Entry(f"module {x.__name__}", x.__name__)
+            names = vars(x).keys() - MODULE_NAMES if self._names is None else self._names
+            self._visit_module(x, frozenset(names), depth)  # of which code may read any name
         elif type(x) in CONTAINERS:
             self._visit_container(x, path, depth)
         elif isinstance(x, BOUND):
@@ -360,10 +381,14 @@ class Inputs(ComparedInputs):
             self._beside_descriptors |= mentioned
         for names in sorted(attributes):
             self._visit_value_of_library(names, scope, depth)
-        if mentioned & {"environ", "getenv", "environb"} or read & {"environ", "getenv"}:
-            self.entries["os.environ"] = Entry("the environment", self._flat(dict(os.environ), plain=True))
+        if mentioned & ENVIRONMENT:
+            self._note_environment()
         for name in sorted(imported):
-            self._visit_import(name, mentioned, depth)
+            self._visit_import(_absolute(name, scope), mentioned, depth)
+
+    def _note_environment(self) -> None:
+        if "os.environ" not in self.entries:
+            self.entries["os.environ"] = Entry("the environment", self._flat(dict(os.environ), plain=True))
 
     def _visit_global(self, value: Held, path: str, mentioned: frozenset[str], depth: int) -> None:
         if isinstance(value, types.ModuleType):
@@ -378,8 +403,8 @@ class Inputs(ComparedInputs):
         scope = vars(module)
         wanted = set(mentioned & scope.keys())
         if {"getattr", "vars", "__dict__"} & mentioned:
-            wanted = set(scope) - {"__builtins__", "__loader__", "__spec__", "__cached__", "__file__"}
-        done = self._modules.setdefault(module.__name__, set())
+            wanted = set(scope) - MODULE_NAMES
+        done = self._modules.setdefault(id(module), set())
         for name in sorted(wanted - done):
             done.add(name)
             self._visit_global(
@@ -396,8 +421,11 @@ class Inputs(ComparedInputs):
             if not isinstance(found, types.ModuleType) or is_users_module(found):
                 return
             path, found = f"dataset[1]['{found.__name__}.{name}']", vars(found).get(name)
-        is_function = isinstance(found, types.FunctionType) and is_users_code(found.__code__)
-        if is_function or type(found) in (*PLAIN, *CONTAINERS):
+        if isinstance(found, types.FunctionType):
+            is_users = is_users_code(found.__code__)
+        else:
+            is_users = not is_library_class(found if isinstance(found, type) else type(found))
+        if is_users or type(found) in (*PLAIN, *CONTAINERS, functools.partial, types.MethodType):
             self._visit(found, path, depth)
 
     def _visit_import(self, name: str, mentioned: frozenset[str], depth: int, only_loaded: bool = False) -> None:
@@ -422,8 +450,9 @@ class Inputs(ComparedInputs):
             return
         self.entries.setdefault(path, Entry(cls.__qualname__, qualified_name(cls)))
         known = f"class {qualified_name(cls)}"
-        if id(cls) in self._seen and known in self.entries:
+        if id(cls) in self._classes:
             return
+        self._classes.add(id(cls))
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
         self.entries[known] = Entry(cls.__qualname__, tuple(qualified_name(c) for c in cls.__mro__))
         if isinstance(cls, abc.ABCMeta):
@@ -435,9 +464,8 @@ class Inputs(ComparedInputs):
             if is_library_class(base):
                 continue
             for name, value in list(vars(base).items()):
-                if name in SKIPPED_MEMBERS or isinstance(
-                    value, (types.MemberDescriptorType, types.GetSetDescriptorType)
-                ):
+                is_skipped = name in SKIPPED_MEMBERS and name not in (self._names or ())
+                if is_skipped or isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                     continue
                 if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
                     self._visit(value, f"dataset[1]['{qualified_name(base)}.{name}']", depth)
@@ -523,13 +551,23 @@ class _Flat(pickle.Pickler):
 
 
 class _FlatAcrossRuns(_Flat):
-    """Writes sets in an order independent of hashes, which differ between processes."""
+    """Writes sets in an order independent of hashes, which differ between processes. Those of numbers do not: their
+    order counts."""
 
     def persistent_id(self, x: Held) -> object:
-        if type(x) not in (set, frozenset):
+        if type(x) not in (set, frozenset) or all(type(item) is int for item in x):
             return None
         self._inputs.depends_on_hashes |= any(type(item) is not int for item in x) and len(x) > 1
         return type(x).__name__, sorted(self._inputs._flat(item, plain=self._plain, path=self._path) for item in x)
+
+
+def _absolute(name: str, scope: dict[str, Held]) -> str:
+    """The name of a module that code imports, perhaps relative to its own package."""
+    level = len(name) - len(name.lstrip("."))
+    if not level:
+        return name
+    package = str(scope.get("__package__") or "").rsplit(".", level - 1)[0]
+    return f"{package}.{name[level:]}".rstrip(".")
 
 
 def _mark(*_: object) -> None:

@@ -8,6 +8,7 @@ import decimal
 import logging
 import os
 import random
+import re
 import stat
 import sys
 import threading
@@ -34,6 +35,7 @@ LIBRARY_STATES = {  # the part of a standard-library object that affects samples
     logging.Logger: lambda x: x.level,
     threading.Thread: lambda x: "",
     types.MappingProxyType: dict,
+    re.Pattern: lambda x: (x.pattern, x.flags),  # its repr is cut off
 }
 # Immutable, and digesting their content would take as long as reading it.
 IMMUTABLE_MODULES = ("pyarrow", "re")

@@ -63,7 +63,10 @@ def code_digest(code: types.CodeType) -> bytes:
             for v in c.co_consts
             if not isinstance(v, types.CodeType)
         ]
-        parts.append((c.co_code, c.co_names, c.co_varnames, c.co_freevars, constants))
+        arguments = c.co_argcount, c.co_posonlyargcount, c.co_kwonlyargcount, c.co_flags
+        names = c.co_name, c.co_names, c.co_varnames, c.co_freevars, c.co_cellvars
+        handlers = getattr(c, "co_exceptiontable", b"")  # Python 3.11; before, in the code
+        parts.append((c.co_code, handlers, arguments, names, constants))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
@@ -82,15 +85,18 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Global variables that a function loads; all names and identifier-like strings that it mentions; modules that it
-    imports."""
+    imports, with a dot in front for each level of a relative import."""
     read, mentioned, imported = set(), set(), set()
     for c in codes_of(code):
         mentioned |= {*c.co_names, *(k for k in c.co_consts if isinstance(k, str) and k.isidentifier())}
+        before: list[object] = []  # values of the last two instructions: the level, and the names after ``import``
         for op in dis.get_instructions(c):
             if op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 read.add(str(op.argval))
             elif op.opname == "IMPORT_NAME":
-                imported.add(str(op.argval))
+                level = before[-2] if len(before) > 1 and isinstance(before[-2], int) else 0
+                imported.add("." * level + str(op.argval))
+            before.append(op.argval)
     return frozenset(read), frozenset(mentioned), frozenset(imported)
 
 

@@ -84,6 +84,8 @@ class ValueDigests(ABC):
         """The entry of a value without parts; None if it has parts."""
         if type(x) in PLAIN:
             return Entry(repr(x)[:60], token_of_plain(x))
+        if isinstance(x, np.void) and not x.dtype.hasobject:  # its repr leaves out what is long
+            return Entry("a record", (repr(x.dtype), x.tobytes()))
         if isinstance(x, VALUES) and is_library_class(type(x)):
             text = str(x) if isinstance(x, PurePath) else repr(x)  # a path caches its text
             return Entry(text[:60], (type(x).__name__, text))
@@ -111,10 +113,16 @@ class ValueDigests(ABC):
         if isinstance(x, (io.IOBase, mmap.mmap, socket.socket)):
             return self._file(x, path)
         package = type(x).__module__.partition(".")[0]
-        if package == "pyarrow" and size_of_arrow(x) <= MOST_ARROW_BYTES:
-            return Entry(f"a {type(x).__name__}", (type(x).__name__, *map(self._bytes_token, arrow_buffers(x))))
+        if package == "pyarrow" and (self._across_runs or size_of_arrow(x) <= MOST_ARROW_BYTES):
+            described = type(x).__name__, repr(getattr(x, "schema", None) or getattr(x, "type", None) or x)
+            return Entry(f"a {type(x).__name__}", (described, *map(self._bytes_token, arrow_buffers(x))))
         if package in IMMUTABLE_MODULES:
-            return Entry(f"a {type(x).__name__}", ("immutable", self._name_of_immutable(x, package)))
+            self._seen.setdefault(id(x), (len(self._seen), x, ""))
+            return (
+                Entry(f"a {type(x).__name__}", ("immutable", id(x)))
+                if not self._across_runs
+                else self._opaque_entry(path, x)
+            )
         if package in HANDLES:
             stamp = stamp_of_handle(x, package)
             self.handles.add(path)
@@ -125,13 +133,6 @@ class ValueDigests(ABC):
             self.opaque[path] = f"{readable(path)} is an iterator ({type(x).__name__})"
             return Entry(f"a {type(x).__name__}", type(x).__name__, True)
         return None
-
-    def _name_of_immutable(self, x: Held, package: str) -> object:
-        """Identity of an immutable object: its id; across runs, its own description."""
-        self._seen.setdefault(id(x), (len(self._seen), x, ""))
-        if not self._across_runs:
-            return id(x)
-        return type(x).__name__, repr(getattr(x, "schema", None) or x)[:2000], size_of_arrow(x)
 
     def _array(self, x: Held, path: str) -> Entry:
         text = "an array"

@@ -26,7 +26,7 @@ Make: TypeAlias = Callable[[Sequence[Leaf]], Any]  # builds a value from all lea
 def stored_copy(sample: Sample) -> Sample:
     """Returns the sample as a cache would return it: an image read from a file, for example, becomes a plain image."""
     type_spec, leaves = take(sample)
-    return Layout(type_spec).put([x.copy() for x in leaves])
+    return layout(type_spec, True).put(leaves)
 
 
 class Layout:
