@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.metrics import LoaderMetrics
@@ -44,6 +45,9 @@ class LoaderState:
         self.place: InProcessTrial | None = None  # decides whether workers pay off; None once that is settled
         self.no_workers = ""  # why stoker starts none of its own accord; "" if it may
         self.own_workers: int | None = None  # the script's count, if ``--apply`` has changed it
+        # describes what the script changed since the epoch began, which workers would miss; "" for nothing. Only for
+        # workers that ``--apply`` gave to a loader without any
+        self.changed: Callable[[], str] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``
         self.late: LateDataset | None = None  # may exchange the dataset in the middle of the coming epoch
         self.adopted: Attributes | None = None  # settings of a ``stoker.DataLoader`` that were applied

@@ -43,6 +43,7 @@ from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec, WorkersUselessError
 from ..workers.restart import Restarts  # not later: its import would compete with the workers for cores
 from ..workers.start_pool import start
+from .loader_state import state_of as state_of_loader
 from .memory_pressure import MemoryPressure, shrinker
 from .pin_thread import PinnedPool
 from .pool_plan import Partition, PoolPlan
@@ -269,11 +270,19 @@ class PoolIter(_BaseDataLoaderIter):
             self._num_yielded = sum(p.count for p in saved.parts) if saved.kind == "iterable" else saved.next
         cursor.shared_seed = self._shared_seed
         self._sampler_iter = cursor.begin(self._sampler_iter)
-        # Not self._next_index: the scheduler would then reference the iterator, and `del it` would not end the workers.
-        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, cursor)
-        cursor.epoch = self._first_epoch + self._scheduler.epoch
+        self._begins_with_batch = state_of_loader(loader).own_workers == 0
+        if not self._begins_with_batch:
+            self._begin_epoch()
         if not first_iter:
             self._warn_of_changes()  # while workers make the first batch
+
+    def _begin_epoch(self) -> None:
+        """Draws the first indices. torch draws them when an iterator is made; without workers, when the first batch is
+        asked for, and so does a loader whose script gave it none."""
+        self._begins_with_batch = False
+        # Not self._next_index: the scheduler would then reference the iterator, and `del it` would not end the workers.
+        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, self._cursor)
+        self._cursor.epoch = self._first_epoch + self._scheduler.epoch
 
     def _warn_of_changes(self) -> None:
         """Warns once that persistent workers have the dataset as it was when they started."""
@@ -319,6 +328,8 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Batch:
+        if self._begins_with_batch:
+            self._begin_epoch()
         self._pressure.check()
         if self._late is not None and not self._late.ask():
             self._late = None

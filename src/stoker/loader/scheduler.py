@@ -61,6 +61,8 @@ class Retreat(NamedTuple):
     said: Callable[[str], None]  # called with the reason
     # the script itself has no workers: a task that fails in one is retried here, and raises the script's own error
     redo: bool
+    # describes what the script changed since the workers started, so that they would make other batches; "" for nothing
+    changed: Callable[[], str] | None = None
 
 
 class Scheduler:
@@ -203,6 +205,8 @@ class Scheduler:
                     self._cursor.end(self._tasks.due)
                 raise StopIteration
             result = self._tasks.take_result(self._knobs.in_order)
+            if result is not None and self._is_outdated(result):
+                continue
             if result is not None:
                 return self._deliver(result)
             if self._stopped:
@@ -210,9 +214,21 @@ class Scheduler:
             result = self._run_here(due) if due.state is TaskState.HERE else self._receive(due)
             if result is None:
                 continue
-            if result.task == self._tasks.due or not self._knobs.in_order:
+            if result.task != self._tasks.due and self._knobs.in_order:
+                self._tasks.keep(result)
+            elif not self._is_outdated(result):
                 return self._deliver(result)
-            self._tasks.keep(result)
+
+    def _is_outdated(self, result: Result) -> bool:
+        """Whether the script has changed what a worker's batch was made from. This process then makes the batch, and
+        all later ones."""
+        if self._alone or type(result) is LocalBatch or self._retreat is None or self._retreat.changed is None:
+            return False
+        changes = self._retreat.changed()
+        if changes:
+            result.drop()
+            self._go_home(f"the script changes what batches are made from, between batches: {changes}")
+        return bool(changes)
 
     def _run_here(self, task: InFlight) -> Result | None:
         """Runs the due task in this process. If it fails, a worker runs it, whose error tells where it failed."""

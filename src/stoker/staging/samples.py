@@ -25,6 +25,7 @@ from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
+from .aliases import share_memory
 from .callee import Call, call_of
 from .executed_code import Executed, written_by, written_through_locals
 from .inputs import Inputs
@@ -265,6 +266,13 @@ class TrialSamples:
         """Makes a sample like a worker's first one, under the current random states."""
         with self.emptied():
             return self.dataset[i]
+
+    def are_views(self) -> bool:
+        """Whether samples may be views of memory that the dataset keeps."""
+        try:
+            return share_memory(self.dataset[self.loaded[0]], self.dataset[self.loaded[0]])
+        except Exception:  # the user's
+            return True
 
     def emptied(self) -> contextlib.AbstractContextManager[None]:
         """Inside the ``with``, the dataset's own caches are empty; changes to them are then dropped."""

@@ -42,6 +42,7 @@ from .callee import Compiled
 from .collated import SIZE, collate_samples
 from .inputs import Inputs
 from .isolate import allow_connections, files_read
+from .library_objects import attributes_of
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
@@ -71,6 +72,8 @@ class TrialResult(NamedTuple):
     folders: Mapping[str, Collection[str]] = {}  # where the trial's samples opened files, with their suffixes
     has_no_effects: bool = False  # nor is anything printed, logged or written
     may_write: bool = True  # loading a sample may, in some branch, change something that another one reads
+    writes_elsewhere: bool = True  # and that may be outside of the dataset: a global variable, an attribute of a class
+    is_view: bool = True  # samples may be views of the dataset's memory
     is_stateless: bool = False  # loading a sample changes nothing in the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, even if only on first use
     only_in_workers: str = ""  # why no other process may emulate workers
@@ -124,6 +127,8 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     found = _found(samples, time.monotonic() + limit_s, changing)
     may_write = not samples.loaded or bool(samples.changes or samples.may_write)
     is_stateless = not (may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
+    elsewhere = samples.may_write - {name for name, _ in attributes_of(dataset)}
+    writes_elsewhere = not samples.loaded or bool(elsewhere or not all(map(attribute_of_dataset, samples.changes)))
     # What native objects keep is seen in what they pickle to.
     is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(Inputs(dataset)))
     is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
@@ -135,6 +140,8 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
         folders=watch.folders(),
         may_write=may_write,
+        writes_elsewhere=writes_elsewhere,
+        is_view=samples.are_views(),
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
         assigns=is_kept and bool(samples.opened or samples.assigned),

@@ -31,7 +31,12 @@ def is_library_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
     if cls.__module__ == "__main__":
         return False
-    return module is None or not is_users_module(module)
+    if module is not None:
+        return not is_users_module(module)
+    # From ``exec``, or a module that was loaded and not registered: its code tells, if it has any in Python.
+    values = [getattr(x, "__func__", x) for x in vars(cls).values()]
+    codes = [x.__code__ for x in values if isinstance(x, types.FunctionType)]
+    return not any(map(is_users_code, codes)) if codes else any(map(callable, values))
 
 
 def is_users_module(module: object) -> bool:
@@ -63,7 +68,8 @@ def code_digest(code: types.CodeType) -> bytes:
             for v in c.co_consts
             if not isinstance(v, types.CodeType)
         ]
-        arguments = c.co_argcount, c.co_posonlyargcount, c.co_kwonlyargcount, c.co_flags
+        flags = c.co_flags & 0xFFFF  # without those of ``from __future__``
+        arguments = c.co_argcount, c.co_posonlyargcount, c.co_kwonlyargcount, flags
         names = c.co_name, c.co_names, c.co_varnames, c.co_freevars, c.co_cellvars
         handlers = getattr(c, "co_exceptiontable", b"")  # Python 3.11; before, in the code
         parts.append((c.co_code, handlers, arguments, names, constants))

@@ -22,9 +22,10 @@ import copy
 import math
 import os
 import sys
+import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import parent_process
 from typing import Any, NamedTuple
 
@@ -37,23 +38,23 @@ from ..core.dataset_tree import without_subsets
 from ..core.errors import one_line
 from ..core.filesystems import is_far
 from ..core.handles import held
+from ..core.marked_code import original
 from ..core.options import AutoWorkers
-from ..core.random_state import RandomState
 from ..core.resources import ranks
-from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
+from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.describe import name_of
 from ..loader.loader_state import state_of
-from ..sampling.generators import find_generators
 from ..sampling.worker_init import only_seeds
+from ..staging.inputs import Inputs
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
-from ..staging.trial import TrialResult
+from ..staging.users_code import names_in
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
-from .applied_loader import Draws, applied_to
-from .cached_epochs import WORTH, Epoch
+from .applied_loader import applied_to
+from .given_workers import TINY_BATCH_S, UNSEEN, ScriptChanges, collates_long, watch_draws, why_none
 from .managed_dataset import ManagedDataset
 
 WAIT_S = 1.0  # before the first batch; a longer trial continues beside the first epoch
@@ -62,11 +63,9 @@ WAIT_S = 1.0  # before the first batch; a longer trial continues beside the firs
 LONG_WAIT_S = 4.0
 MOST_VAIN_S = 4.0  # spent waiting for trials that did not end: a script may recreate its dataset each epoch
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
-TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
 MOST_DATASETS = 8  # remembered at most
 BY_SCRIPT = "; cached batches are loaded in the script's own process where that is faster"
 TAKEN_OVER = "; workers took over where that failed but they succeeded:"
-UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
 WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
 
 _datasets: list[ManagedDataset] = []
@@ -87,7 +86,9 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
             chosen = _choose(loader, applied)
         _begin_next_trial()
         with engine.with_dataset(loader, chosen.dataset, chosen.late, chosen.collate_fn):
-            return _watched(loader, chosen.make(loader))
+            it = chosen.make(loader)
+        watch_draws(loader, it)
+        return it
 
     return make_iterator
 
@@ -106,6 +107,9 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
     if not _is_manageable(loader):
         return EpochChoice(_stream_with_cache(loader, applied))
     known = _manage(loader, applied)
+    state = state_of(loader)
+    is_given = state.own_workers == 0 and known.found is not None and int(loader.num_workers) > 0
+    state.changed = ScriptChanges(loader, known.found) if is_given and known.found is not None else None
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
     in_script = known.is_for_script(loader)  # before the plan: it begins the epoch
     make = known.without_workers(loader, collate_fn) if in_script else engine.get_iterator
@@ -289,7 +293,7 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
     # collate function and whether its samples draw random numbers are known.
     may_collate = not is_plain(loader.collate_fn)
     is_open = known.waits or known.trial is not None or may_collate or UNSEEN in reason
-    applied.is_undecided = not (count or why_own_count) and is_open
+    applied.is_undecided = count == own < first_guess(loader)[0] and not why_own_count and is_open
     name = name_of(loader)
     applied.entry = entry = entries[name] = {} if applied.entry is None else applied.entry
     _entries[name] = entry, known, weakref.ref(loader)
@@ -311,27 +315,31 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     stays = _why_own_count(loader)
     if stays:
         return own, f"kept {own}: {stays}"
-    if own:
-        return guess, why
     if found is None:
-        return 0, f"kept 0: {known.reason}"
+        return own, f"kept {own}: {known.reason}"
+    if own:
+        return (
+            (own, f"kept {own}: loading a sample may change data that others read") if found.may_write else (guess, why)
+        )
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
     plan, size = found.plan, loader.batch_size or 1
     cannot = found.only_in_workers or state_of(loader).no_workers or why_not(loader, threads=True)
     if cannot:
         return 0, f"kept 0: {cannot}"
-    drawn = _drawn(loader, found)
-    if drawn:
-        return 0, f"kept 0: {drawn}"
-    changes = found.changes or known.own_cache
-    if changes:
-        return 0, f"kept 0: loading a sample changes {changes}, and the script would not see that change from a worker"
+    if known.own_cache:
+        return 0, f"kept 0: the dataset caches samples in {known.own_cache}, where the script may look"
     served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
     is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
-    if is_tiny and not _collates_long(loader):
+    if is_tiny and not collates_long(loader):
         return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
-    return guess, why
+    cannot = why_none(loader, found, guess)
+    return (0, f"kept 0: {cannot}") if cannot else (guess, why)
+
+
+def _functions_of(loader: LoaderLike) -> Iterable[types.FunctionType]:
+    """The user's functions that make a loader's batches."""
+    return Inputs(loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,)).functions.values()
 
 
 def _why_own_count(loader: LoaderLike) -> str:
@@ -339,60 +347,11 @@ def _why_own_count(loader: LoaderLike) -> str:
     handle = held(loader.dataset)
     if handle:
         return f"{handle}, which several processes would have to share"
+    if any("get_worker_info" in names_in(original(f.__code__))[1] for f in _functions_of(loader)):
+        return "samples may depend on the number of workers, which get_worker_info() tells"
     init = loader.worker_init_fn if int(loader.num_workers) else None
     is_other = init is not None and not only_seeds(init)
     return "worker_init_fn may set up each worker differently" if is_other else ""
-
-
-def _drawn(loader: LoaderLike, found: TrialResult) -> str:
-    """Why a loader without workers must stay so: making its batches draws random numbers in the script's process, from
-    which the sampler's next order is drawn too; "" if it draws none."""
-    seen = applied_to(loader).draws
-    if found.draws or seen.moved:
-        return "loading its batches draws random numbers, which changes what the script draws next"
-    may_draw = found.may_draw or not is_plain(loader.collate_fn)
-    is_known = not may_draw or seen.batches >= len(loader)
-    return "" if is_known else UNSEEN
-
-
-def _watched(loader: LoaderLike, it: Iterator[Batch]) -> Iterator[Batch]:
-    """Returns the iterator. If the loader may get workers later, records whether making a batch draws random
-    numbers."""
-    fetcher = getattr(it, "_dataset_fetcher", None)
-    if fetcher is None or not applied_to(loader).is_undecided:
-        return it
-    generators = find_generators(loader.collate_fn)
-    generators += [] if loader.generator is None else [("generator", loader.generator)]
-    it._dataset_fetcher = _WatchedFetcher(fetcher, applied_to(loader).draws, generators)  # type: ignore[attr-defined]
-    return it
-
-
-class _WatchedFetcher:
-    """Wraps torch's fetcher and records whether it draws. It forms no reference cycle, so the dataset is freed with its
-    iterator."""
-
-    def __init__(self, fetcher: Any, seen: Draws, generators: list[tuple[str, Any]]) -> None:
-        self._fetcher, self._seen, self._generators = fetcher, seen, generators
-
-    def fetch(self, index: Index) -> Batch:
-        before = RandomState(self._generators)
-        try:
-            return self._fetcher.fetch(index)
-        finally:
-            self._seen.batches += 1
-            self._seen.moved |= bool(before.moved())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fetcher, name)
-
-
-def _collates_long(loader: LoaderLike) -> bool:
-    """Whether previous epochs show that the work of a loader without workers is in its own ``collate_fn``."""
-    rows = state_of(loader).metrics.by_epoch
-    if is_plain(loader.collate_fn) or not rows or not rows[-1][0]:
-        return False
-    last = Epoch(*rows[-1])
-    return last.wait_s / last.batches >= TINY_BATCH_S and last.wait_s >= WORTH * last.loop_s
 
 
 def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:

@@ -43,6 +43,7 @@ from ..staging.verify import attribute_of_dataset, changed_name
 from ..workers.fetcher import is_plain
 from .applied_loader import applied_to
 from .cached_epochs import CachedEpochs, Maker, why_not
+from .given_workers import written_by_collate
 
 if TYPE_CHECKING:
     from ..staging.store.memory import MemoryTables
@@ -333,7 +334,11 @@ class ManagedDataset:
     def is_for_script(self, loader: LoaderLike) -> bool:
         """Whether the script's own process makes the coming epoch."""
         staged, found = self.staged, self.found
-        if staged is None or found is None or found.changes or not staged.usable or not int(loader.num_workers):
+        if staged is None or found is None or not staged.usable or not int(loader.num_workers):
+            return False
+        if (
+            found.changes or found.writes_elsewhere or written_by_collate(loader)
+        ):  # which only workers keep to themselves
             return False
         applied = applied_to(loader)
         if applied.epochs is None:
@@ -363,6 +368,9 @@ class ManagedDataset:
     ) -> Callable[[LoaderLike], Iterator[Batch]]:
         """Returns the function that makes iterators for a loader without using its workers. Falls back to workers if
         generators cannot be copied. ``collate_fn``: the one with a cache; None: the loader's own."""
+        if state_of(loader).own_workers == 0:
+            self.by_script = True
+            return as_script_made_it
         alone = self.found is not None and self.found.assigns
         try:
             with engine.with_dataset(loader, self.staged_for(loader), None, collate_fn):
@@ -414,6 +422,16 @@ class ManagedDataset:
             "stale": not self.staged.usable and STALE in account.reason,
             "cut": "" if now.plan is None else now.plan.shown,
         }
+
+
+def as_script_made_it(loader: LoaderLike) -> Iterator[Batch]:
+    """Makes an iterator of a loader that got workers as if it had none, as the script made it."""
+    given = {name: vars(loader)[name] for name in ("num_workers", "prefetch_factor")}
+    vars(loader).update(num_workers=0, prefetch_factor=None)
+    try:
+        return engine.get_iterator(loader)
+    finally:
+        vars(loader).update(given)
 
 
 def _weakly(x: MapDataset) -> Callable[[], MapDataset | None]:

@@ -87,7 +87,7 @@ def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
         _record(state, f"{before} -> 0 workers: {reason}")
         sys.stderr.write(f"stoker: {name}: loading batches in the script's own process, without workers: {reason}\n")
 
-    return Retreat(said, redo=state.own_workers == 0)
+    return Retreat(said, state.own_workers == 0, state.changed)
 
 
 def leave_workers(loader: LoaderLike, state: LoaderState) -> None:

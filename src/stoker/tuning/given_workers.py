@@ -1,0 +1,127 @@
+"""Workers for a loader that the script made without: they must make what the script's own process would.
+
+The script may change its dataset between two batches, look at what its samples changed, and catch their errors; a
+loader without workers draws its order when the first batch is asked for. So workers are given only where samples and
+the collate function change nothing, in any branch, and the order comes from torch's own samplers. What batches are made
+from is compared before each batch is delivered: after a change the script's process makes the rest of the epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..core.random_state import RandomState
+from ..core.types import Batch, Index, LoaderLike
+from ..loader.loader_state import state_of
+from ..sampling.generators import find_generators
+from ..staging.change_watch import shortly
+from ..staging.executed_code import written_by
+from ..staging.inputs import Inputs
+from ..staging.trial import TrialResult
+from ..workers.fetcher import is_plain
+from .applied_loader import Draws, applied_to
+from .cached_epochs import WORTH, Epoch
+
+UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
+TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
+MOST_SHARE = 0.05  # of the time between two batches that comparing may take
+
+
+class ScriptChanges:
+    """Compares what a loader's batches are made from with what it was when this object was made."""
+
+    def __init__(self, loader: LoaderLike, found: TrialResult) -> None:
+        self._made_from = loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,)
+        self._opened = found.opened or {}
+        began = time.perf_counter()
+        self._before = Inputs(*self._made_from)
+        self.took_s = time.perf_counter() - began
+        self.is_complete = not self._before.why_incomplete(self._opened)
+
+    def __call__(self) -> str:
+        """Describes what has changed; "" if nothing has."""
+        return shortly(self._before.changes(Inputs(*self._made_from), self._opened))
+
+
+def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
+    """Why a loader without workers must stay so; "" if ``workers`` make the same batches."""
+    changes = found.changes or ("data" if found.may_write else "") or written_by_collate(loader)
+    if changes:
+        return f"loading a sample may change {changes}, and the script would not see that change from a worker"
+    if found.is_view and not (loader._auto_collation and is_plain(loader.collate_fn)):
+        return "samples are views of the dataset's memory, and what the loop writes to a worker's batch would be lost"
+    for sampler in (loader.sampler, loader.batch_sampler):
+        if sampler is not None and not type(sampler).__module__.startswith("torch.utils.data."):
+            return f"{type(sampler).__name__} is the script's own, and workers would ask it for batches ahead of time"
+    drawn = _drawn(loader, found)
+    if drawn:
+        return drawn
+    compared = ScriptChanges(loader, found)
+    if not compared.is_complete:
+        return "whether the script changes data between batches cannot be seen"
+    batch_s = found.sample_s * (loader.batch_size or 1) / workers
+    return (
+        ""
+        if compared.took_s <= MOST_SHARE * batch_s
+        else (
+            f"the script may change data between batches; comparing them takes {compared.took_s * 1e3:.1f} ms, a batch "
+            f"{batch_s * 1e3:.1f} ms"
+        )
+    )
+
+
+def written_by_collate(loader: LoaderLike) -> str:
+    """A name that the loader's collate function may change; "" if none."""
+    if loader.collate_fn is None or is_plain(loader.collate_fn):
+        return ""
+    return min(set().union(*map(written_by, Inputs(loader.collate_fn).functions.values())), default="")
+
+
+def _drawn(loader: LoaderLike, found: TrialResult) -> str:
+    """Whether making the loader's batches draws random numbers in the script's process, from which the sampler's next
+    order is drawn too, as a reason; "" if it draws none."""
+    seen = applied_to(loader).draws
+    if found.draws or seen.moved:
+        return "loading its batches draws random numbers, which changes what the script draws next"
+    may_draw = found.may_draw or not is_plain(loader.collate_fn)
+    is_known = not may_draw or seen.batches >= len(loader)
+    return "" if is_known else UNSEEN
+
+
+def collates_long(loader: LoaderLike) -> bool:
+    """Whether previous epochs show that the work of a loader without workers is in its own ``collate_fn``."""
+    rows = state_of(loader).metrics.by_epoch
+    if is_plain(loader.collate_fn) or not rows or not rows[-1][0]:
+        return False
+    last = Epoch(*rows[-1])
+    return last.wait_s / last.batches >= TINY_BATCH_S and last.wait_s >= WORTH * last.loop_s
+
+
+def watch_draws(loader: LoaderLike, it: Any) -> None:
+    """Records whether making the batches of an iterator without workers draws random numbers."""
+    fetcher = getattr(it, "_dataset_fetcher", None)
+    if fetcher is None or not applied_to(loader).is_undecided:
+        return
+    generators = find_generators(loader.collate_fn)
+    generators += [] if loader.generator is None else [("generator", loader.generator)]
+    it._dataset_fetcher = _WatchedFetcher(fetcher, applied_to(loader).draws, generators)
+
+
+class _WatchedFetcher:
+    """Wraps torch's fetcher and records whether it draws. It forms no reference cycle, so the dataset is freed with its
+    iterator."""
+
+    def __init__(self, fetcher: Any, seen: Draws, generators: list[tuple[str, Any]]) -> None:
+        self._fetcher, self._seen, self._generators = fetcher, seen, generators
+
+    def fetch(self, index: Index) -> Batch:
+        before = RandomState(self._generators)
+        try:
+            return self._fetcher.fetch(index)
+        finally:
+            self._seen.batches += 1
+            self._seen.moved |= bool(before.moved())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
