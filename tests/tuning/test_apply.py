@@ -23,7 +23,7 @@ from stoker.core.errors import UsageError
 from stoker.core.random_state import RandomState
 from stoker.loader.loader_state import state_of
 from stoker.staging.isolate import run_isolated
-from stoker.tuning import apply
+from stoker.tuning import apply, given_workers
 
 
 class Slow(Dataset[Any]):
@@ -77,6 +77,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(apply, "_with_gradients", set())
     for name in ("WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
+    monkeypatch.setattr(given_workers, "MOST_SHARE", 1e9)  # batches take little time here
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
     out: dict[str, Any] = {}
     Loader._get_iterator = apply.begin(out)

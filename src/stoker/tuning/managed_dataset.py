@@ -336,10 +336,8 @@ class ManagedDataset:
         staged, found = self.staged, self.found
         if staged is None or found is None or not staged.usable or not int(loader.num_workers):
             return False
-        if (
-            found.changes or found.writes_elsewhere or written_by_collate(loader)
-        ):  # which only workers keep to themselves
-            return False
+        if found.changes or found.writes_elsewhere or written_by_collate(loader):
+            return False  # a worker keeps its changes to itself
         applied = applied_to(loader)
         if applied.epochs is None:
             plan, memo = found.plan, found.memo

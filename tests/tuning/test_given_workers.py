@@ -1,0 +1,296 @@
+"""A loader that the script made without workers, under ``--apply``: the script can never tell that it has some."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from stoker.core.compare import equal_bits
+from stoker.staging import change_watch
+from stoker.tuning import apply, given_workers
+from stoker.tuning.cached_epochs import CachedEpochs, Maker
+
+N, BATCH, EPOCHS = 48, 6, 3
+STEP = [0]
+SEEN: list[int] = []
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::stoker.StokerWarning")]
+
+
+class Loader(DataLoader[Any]):
+    """What ``--apply`` is put behind."""
+
+
+class Sines(Dataset[Any]):
+    """A sample takes some hundred microseconds. What it changes, and reads, is up to ``also``."""
+
+    def __init__(self, also: Callable[[Sines, int, Any], Any] | None = None) -> None:
+        self.also, self.gain, self.seen, self.row = also, 1.0, [0], torch.zeros(4)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.ones(32, 32) * i * self.gain
+        for _ in range(30):
+            x = (x @ x.t()).sin()
+        return x[:2] if self.also is None else self.also(self, i, x[:2])
+
+
+class Corrupt(Exception):
+    def __init__(self, path: str, index: int) -> None:
+        super().__init__(f"{path} is corrupt")
+        self.index = index
+
+
+class InTurn(Sampler[int]):
+    """Knows how far it is, as samplers of runs that are resumed do."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for self.at in range(N):
+            yield self.at
+
+    def __len__(self) -> int:
+        return N
+
+
+class Sized:
+    """A collate function with a size, which the script changes, and a count."""
+
+    def __init__(self, counts: bool = False) -> None:
+        self.size, self.counts, self.calls = 1, counts, 0
+
+    def __call__(self, samples: list[Any]) -> Any:
+        if self.counts:
+            self.calls += 1
+        return torch.stack(samples)[:, : self.size]
+
+
+def broken(data: Sines, i: int, x: Any) -> Any:
+    if i == N // 2:
+        raise Corrupt("a.jpg", i)
+    return x
+
+
+def in_a_global(data: Sines, i: int, x: Any) -> Any:
+    SEEN.append(i)
+    return x
+
+
+def in_a_rare_branch(data: Sines, i: int, x: Any) -> Any:
+    if i == 17:
+        SEEN.append(i)
+    return x
+
+
+def itself(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+Script = Callable[[Callable[..., Any]], Iterator[Any]]
+
+
+def two_at_once(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    first, second = (loader_of(Sines(), batch_size=BATCH, shuffle=True) for _ in range(2))
+    for _ in range(EPOCHS):
+        yield from zip(first, second, strict=True)
+
+
+def seeded_after_iter(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    loader = loader_of(Sines(), batch_size=BATCH, shuffle=True)
+    for epoch in range(EPOCHS):
+        it = iter(loader)
+        torch.manual_seed(epoch)
+        yield from it
+
+
+def changed_between_batches(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    data = Sines()
+    for _ in range(EPOCHS):
+        for k, batch in enumerate(loader_of(data, batch_size=BATCH)):
+            yield batch
+            data.gain += k == 3
+
+
+def collate_resized(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    collate = Sized()
+    loader = loader_of(Sines(), batch_size=BATCH, collate_fn=collate)
+    for epoch in range(EPOCHS):
+        for k, batch in enumerate(loader):
+            yield batch
+            collate.size = 2 if epoch and k % 3 else 1
+
+
+def global_step(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    STEP[0] = 0
+    loader = loader_of(Sines(lambda data, i, x: x + STEP[0]), batch_size=BATCH)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            yield batch
+            STEP[0] += 1
+
+
+def seen(also: Callable[..., Any]) -> Script:
+    def script(loader_of: Callable[..., Any]) -> Iterator[Any]:
+        SEEN.clear()
+        for _ in range(EPOCHS):
+            for batch in loader_of(Sines(also), batch_size=BATCH):
+                yield batch, list(SEEN)
+
+    return script
+
+
+def collate_counts(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    collate = Sized(counts=True)
+    loader = loader_of(Sines(), batch_size=BATCH, collate_fn=collate)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            yield batch, collate.calls
+
+
+def sampler_asked(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    sampler = InTurn()
+    loader = loader_of(Sines(), batch_size=BATCH, sampler=sampler)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            yield batch, sampler.at
+
+
+def written_to(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    data = Sines(lambda data, i, x: data.row)
+    loader = loader_of(data, batch_size=1, collate_fn=itself)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            batch += 1
+            yield batch.clone()
+
+
+def error_caught(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    loader = loader_of(Sines(broken), batch_size=BATCH)
+    for _ in range(EPOCHS):
+        try:
+            yield from loader
+        except Corrupt as e:
+            yield str(e).partition("\n")[0], e.index
+
+
+def worker_count(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    loader = loader_of(Sines(), batch_size=BATCH, num_workers=1, collate_fn=with_count)
+    for _ in range(EPOCHS):
+        yield from loader
+
+
+def with_count(samples: list[Any]) -> Any:
+    info = torch.utils.data.get_worker_info()
+    return torch.stack(samples), 0 if info is None else info.num_workers
+
+
+class Mixed(Sines):
+    """Mixes a sample with one of those before it, which a global variable keeps."""
+
+    def load(self, i: int) -> Any:
+        return super().__getitem__(i)
+
+    def __getitem__(self, i: int) -> Any:
+        x = self.load(i)
+        if SEEN and random.random() < 0.5:
+            x = x + random.choice(SEEN)
+        SEEN.append(i)
+        return x
+
+
+def changed_by_one_worker(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    SEEN.clear()
+    loader = loader_of(Mixed(), batch_size=BATCH, num_workers=2)
+    for _ in range(2 * EPOCHS):
+        for batch in loader:
+            yield batch, list(SEEN)
+
+
+def class_of_no_module(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    module = types.ModuleType("not_registered")
+    source = "class Gain:\n    k = 1.0\n    def __call__(self, data, i, x): return x * self.k"
+    exec(source, vars(module))
+    loader = loader_of(Sines(module.Gain()), batch_size=BATCH)
+    for epoch in range(EPOCHS):
+        module.Gain.k = 1.0 + (epoch > 1)
+        yield from loader
+
+
+SCRIPTS = {
+    "what one worker changes": changed_by_one_worker,
+    "two at once": two_at_once,
+    "seeded after iter()": seeded_after_iter,
+    "a dataset changed between batches": changed_between_batches,
+    "a collate function changed between batches": collate_resized,
+    "a global changed between batches": global_step,
+    "samples append to a global": seen(in_a_global),
+    "rare samples append to a global": seen(in_a_rare_branch),
+    "a collate function that counts": collate_counts,
+    "a sampler that is looked at": sampler_asked,
+    "samples that the loop writes to": written_to,
+    "an error that is caught": error_caught,
+    "the number of workers": worker_count,
+    "a class of no module": class_of_no_module,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
+        monkeypatch.setattr(apply, name, value)
+    monkeypatch.setattr(apply, "_with_gradients", set())
+    for name in ("WAIT_S", "LONG_WAIT_S"):
+        monkeypatch.setattr(apply, name, 60.0)
+    for name in ("TINY_BATCH_S", "TINY_SAMPLE_S"):
+        monkeypatch.setattr(apply, name, 0.0)
+    monkeypatch.setattr(given_workers, "MOST_SHARE", 1e9)  # beside other tests a comparison may take any time
+    monkeypatch.setattr(change_watch, "COMPARED", 0)  # nothing is found by making samples again
+    monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
+    out: dict[str, Any] = {}
+    Loader._get_iterator = apply.begin(out)
+    return out
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) -> None:
+    torch.manual_seed(5)
+    plain = list(SCRIPTS[name](DataLoader))
+    torch.manual_seed(5)
+    made = list(SCRIPTS[name](Loader))
+    assert equal_bits(made, plain)
+    assert applied
+
+
+@pytest.mark.parametrize("name", ["what one worker changes", "an error that is caught", "two at once"])
+def test_nor_in_epochs_that_its_own_process_makes_from_the_cache(
+    name: str, applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always = lambda self, rows, may: Maker.SCRIPT if may else Maker.WORKERS  # noqa: E731
+    monkeypatch.setattr(CachedEpochs, "choose", always)
+    test_a_script_gets_what_it_gets_without(name, applied)
+
+
+def test_workers_are_given_where_the_script_cannot_tell(applied: dict[str, Any]) -> None:
+    loader = Loader(Sines(), batch_size=BATCH, shuffle=True)
+    for _ in range(EPOCHS):
+        list(loader)
+    (entry,) = applied.values()
+    assert entry["to"]["num_workers"] == 2, entry
