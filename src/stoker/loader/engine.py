@@ -332,6 +332,7 @@ def _pool(
         fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
         make_batch=make_batch,
         retreat=retreat,
+        draws_late=state.own_workers == 0,
         nodes=nodes,
         standby=standby,
         late=None if threads or nodes is not None else state.late,

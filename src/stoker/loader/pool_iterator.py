@@ -43,7 +43,6 @@ from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec, WorkersUselessError
 from ..workers.restart import Restarts  # not later: its import would compete with the workers for cores
 from ..workers.start_pool import start
-from .loader_state import state_of as state_of_loader
 from .memory_pressure import MemoryPressure, shrinker
 from .pin_thread import PinnedPool
 from .pool_plan import Partition, PoolPlan
@@ -70,6 +69,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._metrics = metrics
         self._locker = plan.locker
         self._late = plan.late
+        self._draws_late = plan.draws_late
         self._error_log = None if plan.faults is None else plan.faults[1]
         self._warned_of_seeds = False
         saved = cursor.saved
@@ -270,8 +270,8 @@ class PoolIter(_BaseDataLoaderIter):
             self._num_yielded = sum(p.count for p in saved.parts) if saved.kind == "iterable" else saved.next
         cursor.shared_seed = self._shared_seed
         self._sampler_iter = cursor.begin(self._sampler_iter)
-        self._begins_with_batch = state_of_loader(loader).own_workers == 0
-        if not self._begins_with_batch:
+        self._is_begun = False
+        if not self._draws_late:
             self._begin_epoch()
         if not first_iter:
             self._warn_of_changes()  # while workers make the first batch
@@ -279,7 +279,7 @@ class PoolIter(_BaseDataLoaderIter):
     def _begin_epoch(self) -> None:
         """Draws the first indices. torch draws them when an iterator is made; without workers, when the first batch is
         asked for, and so does a loader whose script gave it none."""
-        self._begins_with_batch = False
+        self._is_begun = True
         # Not self._next_index: the scheduler would then reference the iterator, and `del it` would not end the workers.
         self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, self._cursor)
         self._cursor.epoch = self._first_epoch + self._scheduler.epoch
@@ -328,7 +328,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Batch:
-        if self._begins_with_batch:
+        if not self._is_begun:
             self._begin_epoch()
         self._pressure.check()
         if self._late is not None and not self._late.ask():

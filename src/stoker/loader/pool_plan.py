@@ -53,6 +53,7 @@ class PoolPlan:
     fatal_samples: dict[Index, Failure] | None = None
     make_batch: MakeBatch | None = None  # makes a task's batch in this process; None: workers make all
     retreat: Retreat | None = None  # None: a failure in workers is an error
+    draws_late: bool = False  # the sampler is first asked with the first batch, as without workers
     nodes: OtherMachines | None = None  # cluster nodes that help; None: this machine makes all batches
     # number of workers, and batches in flight for each, if they are needed later: the epoch begins without
     standby: tuple[int, int] | None = None

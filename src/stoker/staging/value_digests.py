@@ -112,7 +112,18 @@ class ValueDigests(ABC):
             return Entry("a value in shared memory", self._bytes_token(shared) if self._shared else "shared")
         if isinstance(x, (io.IOBase, mmap.mmap, socket.socket)):
             return self._file(x, path)
-        package = type(x).__module__.partition(".")[0]
+        of_package = self._of_package(x, type(x).__module__.partition(".")[0], path)
+        if of_package is not None:
+            return of_package
+        if isinstance(x, (types.GeneratorType, types.CoroutineType)) or (
+            hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools")
+        ):
+            self.opaque[path] = f"{readable(path)} is an iterator ({type(x).__name__})"
+            return Entry(f"a {type(x).__name__}", type(x).__name__, True)
+        return None
+
+    def _of_package(self, x: Held, package: str, path: str) -> Entry | None:
+        """The entry of an object of a package that is known here; None for any other."""
         if package == "pyarrow" and (self._across_runs or size_of_arrow(x) <= MOST_ARROW_BYTES):
             described = type(x).__name__, repr(getattr(x, "schema", None) or getattr(x, "type", None) or x)
             return Entry(f"a {type(x).__name__}", (described, *map(self._bytes_token, arrow_buffers(x))))
@@ -127,11 +138,6 @@ class ValueDigests(ABC):
             stamp = stamp_of_handle(x, package)
             self.handles.add(path)
             return Entry(f"a {type(x).__name__}", (type(x).__name__, stamp)) if stamp else self._opaque_entry(path, x)
-        if isinstance(x, (types.GeneratorType, types.CoroutineType)) or (
-            hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools")
-        ):
-            self.opaque[path] = f"{readable(path)} is an iterator ({type(x).__name__})"
-            return Entry(f"a {type(x).__name__}", type(x).__name__, True)
         return None
 
     def _array(self, x: Held, path: str) -> Entry:
