@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +13,7 @@ from typing import TypeVar
 import click
 
 from ..core import output
+from ..core.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -42,6 +45,20 @@ class CommandGroup(Command, click.Group):
     """The same for a group, whose commands are ``Command``s as well."""
 
     command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise UsageError(f"there is no command {args[0]!r}; {self.instead(ctx, args)}")
+        return super().resolve_command(ctx, args)
+
+    def instead(self, ctx: click.Context, args: list[str]) -> str:
+        """Returns what to type instead of a command that does not exist."""
+        close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+        if close:
+            return f"did you mean: {ctx.command_path} {shlex.join([*close, *args[1:]])}"
+        return f"see {ctx.command_path} --help"
 
 
 command = functools.partial(click.command, cls=Command)

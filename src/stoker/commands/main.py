@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,6 +31,16 @@ MORE = {
     "why": "Show why a running job hangs.",
 }
 COMMANDS = {**FIRST, **MORE}
+WELCOME = """\
+stoker finds what a PyTorch training script waits for when it loads data, and makes it faster.
+
+  My script is slow          stoker run train.py
+  It hangs                   stoker why PID
+  How many workers?          stoker tune train.py:make_loader
+  Another question           stoker explain "gpu is at 30 percent"
+
+All commands: stoker --help
+"""
 
 
 class _Commands(arguments.CommandGroup):
@@ -42,6 +54,11 @@ class _Commands(arguments.CommandGroup):
             return None
         command: click.Command = import_module(f".{name.replace('-', '_')}", __package__).command
         return command
+
+    def instead(self, ctx: click.Context, args: list[str]) -> str:
+        if args[0].endswith((".py", ".ipynb")) or os.path.isfile(args[0]):
+            return f"did you mean: stoker run {shlex.join(args)}"
+        return super().instead(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Commands first, then the two options."""
@@ -71,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line ``argv`` (without the program's name) and returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args:
-        click.echo(stoker.get_help(click.Context(stoker, info_name="stoker")), err=True)
+        sys.stderr.write(WELCOME)
         return 2
     try:
         # Not stoker.main(), which would turn a loader's EOFError into "aborted".
@@ -80,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except (click.ClickException, StokerError) as e:
-        text = e.format_message() if isinstance(e, click.ClickException) else str(e)
-        sys.stderr.write(f"stoker: {text}\n")
+        sys.stderr.write(f"stoker: {_message(e)}\n")
         return 2 if isinstance(e, (click.ClickException, UsageError)) else 1
     except KeyboardInterrupt:
         sys.stderr.write("stoker: interrupted\n")
@@ -89,3 +105,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # ... | head
         sys.stderr.close()
         return 1
+
+
+def _message(e: click.ClickException | StokerError) -> str:
+    """Returns one sentence. For wrong usage, it ends with what to type or to read instead."""
+    if isinstance(e, StokerError):
+        return str(e)
+    path = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx is not None else "stoker"
+    if isinstance(e, click.NoSuchOption):
+        instead = f"did you mean {e.possibilities[0]}?" if e.possibilities else f"see {path} --help"
+        return f"{path} has no option {e.option_name}; {instead}"
+    return f"{e.format_message().rstrip('.')}; see {path} --help"

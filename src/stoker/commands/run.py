@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +32,7 @@ from ..core.types import JsonObject
 from . import arguments
 from .gate import Gate, condition
 from .listener import LOOK_S, Listener
+from .script import command_line
 
 if TYPE_CHECKING:
     from ..core.monitor import SystemMonitor
@@ -153,7 +152,7 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
     help="Share by which a loader's samples/s may be below REPORT's.  [default: 10%]",
 )
 @click.option("-m", "module", is_flag=True, help="Run SCRIPT as a module, like python -m.")
-@click.argument("command", metavar="SCRIPT|COMMAND [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", metavar="SCRIPT|COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
     gpu_price: float | None,
     gpus: int | None,
@@ -187,17 +186,6 @@ def command(
 
         prices = Prices(gpu_price, gpus or 0, cpu_price)
     return run(Options(**options, prices=prices, gate=Gate(fail_on, fail_above)))
-
-
-def command_line(command: Sequence[str], module: bool) -> list[str]:
-    """The command line to execute: this Python runs a script or a module; other commands are looked up on PATH."""
-    if module:
-        return [sys.executable, "-m", *command]
-    path = Path(command[0])
-    is_script = path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
-    if shutil.which(command[0]) and not is_script:
-        return list(command)
-    return [sys.executable, *command]  # if the script does not exist, Python prints its own error
 
 
 def _check_workers_on(options: Options) -> None:
@@ -242,10 +230,11 @@ def run(options: Options) -> int:
         UsageError: options are wrong, the report could not be written, or the command cannot be started.
     """
     _check(options)
+    line = command_line(options.command, options.module)
     listener = Listener()
     began = time.monotonic()
     try:
-        code, machine = _execute(options, listener)
+        code, machine = _execute(line, options, listener)
         wall_s = time.monotonic() - began
     finally:
         listener.close()
@@ -330,9 +319,8 @@ def _in_foreground() -> bool:
         return False
 
 
-def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
+def _execute(line: list[str], options: Options, listener: Listener) -> tuple[int, JsonObject]:
     """Runs the command and forwards signals to it. Returns its exit code, and what ``SystemMonitor`` saw."""
-    line = command_line(options.command, options.module)
     env = _environment(listener.folder, options)
     shared_group = _in_foreground()  # if not, the command gets its own process group, so that signals do not come twice
     signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARD, signal.SIGCHLD])

@@ -1,0 +1,52 @@
+"""What ``stoker run`` executes: the command line of a script, a module or a command, and what to do if there is none."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..core.errors import UsageError
+
+
+def command_line(command: Sequence[str], module: bool) -> list[str]:
+    """The command line to execute: this Python runs a script or a module; other commands are looked up on PATH.
+
+    Raises:
+        UsageError: there is no such script or command; the message names what to type instead.
+    """
+    if not command:
+        raise UsageError("name a script, for example: stoker run train.py")
+    if module:
+        return [sys.executable, "-m", *command]
+    path = Path(command[0])
+    if path.suffix == ".ipynb":
+        raise UsageError(
+            f"{path} is a notebook: put %load_ext stoker into one of its cells, and %%stoker into the first line of "
+            "the cell that trains (stoker explain docs/notebooks.md)"
+        )
+    is_script = path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
+    if shutil.which(command[0]) and not is_script:
+        return list(command)
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        there = path.glob("*.py")
+        raise UsageError(f"{path} is a folder; {_instead('train.py', there, 'name a script in it')}")
+    if not path.exists() and command[0] != "-":
+        beside = [*path.parent.glob("*.py"), *_commands_beside_python()]
+        raise UsageError(f"there is no {path}; {_instead(path.name, beside, 'check its path')}")
+    return [sys.executable, *command]
+
+
+def _commands_beside_python() -> Iterable[Path]:
+    """Yields commands such as torchrun, of the environment that stoker is in."""
+    return (Path(path.name) for path in Path(sys.executable).parent.iterdir())
+
+
+def _instead(name: str, there: Iterable[Path], otherwise: str) -> str:
+    """Returns the path of the file whose name is closest to ``name``, as a question; or else what to do."""
+    files = {path.name: path for path in there}
+    close = difflib.get_close_matches(name, files, 1)
+    return f"did you mean {files[close[0]]}?" if close else otherwise
