@@ -39,3 +39,30 @@ def test_wrong_numbers_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Invalid value for '--time-limit'" in capsys.readouterr().err
     assert main.main(["verify", "nowhere.py:x", "--num-workers", "few"]) == 2
     assert "'few' is not a number of workers" in capsys.readouterr().err
+
+
+def completed(typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What bash is offered for the last word of a line."""
+    for name, value in {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+        "_STOKER_COMPLETE": "bash_complete",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert main.main([]) == 0
+    monkeypatch.delenv("_STOKER_COMPLETE")
+    return capsys.readouterr().out.split()
+
+
+def test_a_shell_completes_commands_options_and_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completed("stoker ex", monkeypatch, capsys) == ["plain,explain"]
+    assert completed("stoker run --ap", monkeypatch, capsys) == ["plain,--apply"]
+    assert completed("stoker run tr", monkeypatch, capsys) == ["file,tr"]
+    assert completed("stoker tune tr", monkeypatch, capsys) == ["file,tr"]
+    assert completed("stoker explain slow-dec", monkeypatch, capsys) == ["plain,slow-decode"]
+    for shell in ("zsh", "fish"):
+        assert main.main(["--print-completion", shell]) == 0
+        assert f"_STOKER_COMPLETE={shell}_complete" in capsys.readouterr().out
+    assert main.main(["--print-completion", "tcsh"]) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..core import output
 from ..core.errors import UsageError
@@ -113,9 +114,14 @@ def _check_json(ctx: click.Context, param: click.Parameter, path: Path | None) -
     return path
 
 
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes an argument to the name of a file, although it may be something else."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 def target(command: F) -> F:
     """Adds the argument TARGET, which ``loader.variant.find`` imports."""
-    return click.argument("target", metavar="TARGET")(command)
+    return click.argument("target", metavar="TARGET", shell_complete=files)(command)
 
 
 def json_file(command: F) -> F:

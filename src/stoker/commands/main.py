@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import click
+from click.shell_completion import get_completion_class, shell_complete
 
 from ..core.errors import StokerError, UsageError
 from ..core.version import __version__
@@ -31,6 +32,7 @@ MORE = {
     "why": "Show why a running job hangs.",
 }
 COMMANDS = {**FIRST, **MORE}
+COMPLETE = "_STOKER_COMPLETE"  # set by the code that --print-completion prints
 WELCOME = """\
 stoker finds what a PyTorch training script waits for when it loads data, and makes it faster.
 
@@ -72,8 +74,23 @@ class _Commands(arguments.CommandGroup):
                 formatter.write_dl([(f"{name:<{wide}}", about) for name, about in commands.items()])
 
 
+def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:
+    found = get_completion_class(shell) if shell else None
+    if found is not None:
+        click.echo(found(stoker, {}, "stoker", COMPLETE).source())
+        ctx.exit()
+
+
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message="stoker %(version)s")
+@click.option(
+    "--print-completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    is_eager=True,
+    expose_value=False,
+    callback=_print_completion,
+    help="Print the code that makes this shell complete stoker's commands and options.",
+)
 def stoker() -> None:
     """Keeps the accelerator fed: finds what starves it, and fixes it.
 
@@ -87,6 +104,8 @@ def stoker() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line ``argv`` (without the program's name) and returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if COMPLETE in os.environ:  # a shell asks for what could come next
+        return shell_complete(stoker, {}, "stoker", COMPLETE, os.environ[COMPLETE])
     if not args:
         sys.stderr.write(WELCOME)
         return 2

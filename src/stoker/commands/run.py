@@ -152,7 +152,13 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
     help="Share by which a loader's samples/s may be below REPORT's.  [default: 10%]",
 )
 @click.option("-m", "module", is_flag=True, help="Run SCRIPT as a module, like python -m.")
-@click.argument("command", metavar="SCRIPT|COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "command",
+    metavar="SCRIPT|COMMAND [ARGS]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=arguments.files,
+)
 def command(
     gpu_price: float | None,
     gpus: int | None,
