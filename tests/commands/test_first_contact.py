@@ -49,9 +49,7 @@ def test_without_arguments_it_says_what_it_is(capsys: pytest.CaptureFixture[str]
         ("tune", "Missing argument 'TARGET'; see stoker tune --help"),
     ],
 )
-def test_wrong_usage_is_one_sentence(
-    typed: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_is_one_sentence(typed: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(typed.split()) == 2
     assert capsys.readouterr().err == f"stoker: {said}\n"
     assert not (folder / "stoker-report.json").exists()

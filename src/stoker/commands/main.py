@@ -19,7 +19,7 @@ from . import arguments
 FIRST = {
     "run": "Run a script and report what its data loaders did; --apply speeds it up.",
     "check": "Show which cores, memory and GPUs this machine really grants.",
-    "explain": "Explain a cause that stoker run names, or a symptom given by words from its title.",
+    "explain": "Answer a question about data loading, or explain a cause that stoker run names.",
 }
 MORE = {
     "bench": "Measure how fast a data loader is, without a model.",
@@ -86,10 +86,11 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
 @click.option(
     "--print-completion",
     type=click.Choice(["bash", "zsh", "fish"]),
+    metavar="SHELL",
     is_eager=True,
     expose_value=False,
     callback=_print_completion,
-    help="Print the code that makes this shell complete stoker's commands and options.",
+    help="Print the code that makes bash, zsh or fish complete commands and options.",
 )
 def stoker() -> None:
     """Keeps the accelerator fed: finds what starves it, and fixes it.

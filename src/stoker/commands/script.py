@@ -1,4 +1,4 @@
-"""What ``stoker run`` executes: the command line of a script, a module or a command, and what to do if there is none."""
+"""What ``stoker run`` executes: a script, a module or a command; if there is none, what to type instead."""
 
 from __future__ import annotations
 

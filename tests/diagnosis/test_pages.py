@@ -16,12 +16,13 @@ import pytest
 import stoker
 from stoker.commands import explain
 from stoker.commands.main import main
-from stoker.diagnosis import symptom_pages
+from stoker.diagnosis import pages
 from stoker.diagnosis.doctor.verdict import CAUSES, REMEDY, STALE
-from stoker.diagnosis.symptom_pages import Symptom, find
+from stoker.diagnosis.pages import Page
+from stoker.diagnosis.search import find
 
 SRC = Path(stoker.__file__).parents[1]
-PAGES = symptom_pages.pages()
+PAGES = pages.symptoms()
 PARTS = ("What it looks like.", "What `stoker run` prints.", "With stoker.", "Without stoker.")
 SPEAKING = (
     "stoker/core",
@@ -64,7 +65,7 @@ def is_said(text: str) -> bool:
     return any(is_said(text[end + 1 :]) and is_said(text[:end]) for end in ends)
 
 
-def quotes(page: Symptom) -> list[str]:
+def quotes(page: Page) -> list[str]:
     return re.findall(r"(?m)^    (.+)$", page.text)
 
 
@@ -103,7 +104,7 @@ def test_each_cause_has_one_page() -> None:
 
 
 def test_the_index_lists_all_pages() -> None:
-    listed = re.findall(r"^- \[(.+)\]\((.+)\.md\)$", (symptom_pages.FOLDER / "index.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^- \[(.+)\]\((.+)\.md\)$", (pages.FOLDER / "index.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted((page.title, page.name) for page in PAGES)
 
 
@@ -116,38 +117,84 @@ def test_a_title_finds_its_page() -> None:
 
 
 def test_a_cause_or_a_name_is_one_page(capsys: pytest.CaptureFixture[str]) -> None:
-    for question in (*known(), *(page.name for page in PAGES)):
+    names = [page.name for page in (*PAGES, *pages.guides())]
+    for question in (*known(), *names):
         assert len(find(question)) == 1, question
+    assert len({*names}) == len(names)
     assert main(["explain", "slow_decode"]) == 0
     shown = capsys.readouterr().out
     assert "Decoding images takes most of the time" in shown
+    assert "**" not in shown
     assert "causes: slow_decode" in shown
-    assert "other pages" not in shown
 
 
-def test_words_give_a_page_and_name_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_question_gets_three_answers_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "gpu is at 30 percent"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("GPU utilization is low\n  nvidia-smi shows 0 to 50 %")
+    assert "  What to do: stoker run --apply train.py runs the same script" in shown
+    assert "  Command: stoker run --apply train.py\n  More: stoker explain gpu-idle\n" in shown
     assert main(["explain", "slow", "workers"]) == 0
-    assert re.findall(r"(?m)^    stoker explain [\w-]+$", capsys.readouterr().out)
+    assert capsys.readouterr().out.count("  More: stoker explain ") == 3
+
+
+def test_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json", "-", "memory of workers"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["page"]["name"] == "memory-grows"
+    best, *others = json.loads(capsys.readouterr().out)["answers"]
+    assert (best["name"], best["page"]) == ("memory-grows", "docs/symptoms/memory-grows.md")
+    assert best["means"].startswith("Each worker uses as much memory")
+    assert "stoker.share" in best["do"]
+    assert len(others) <= 2
+    assert main(["explain", "--json", "-", "docs/tune.md"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["answers"]
+    assert only["command"] == "stoker tune train.py:make_loader"
+    assert "## " in only["text"]
 
 
-@pytest.mark.parametrize("asked", ["xyzzy", "slow_dekode", "\x1b[31m", "?", "x" * 5000])
+def test_each_page_has_an_answer() -> None:
+    for page in (*PAGES, *pages.guides()):
+        assert page.means.endswith((".", ":")), page.name
+        assert 20 < len(page.means) < 500, page.name
+        assert not re.search(r"[`*]|\]\(|<!--", page.means + page.remedy), page.name
+        assert page.remedy or page.is_guide, page.name
+        assert page.command or page.is_guide, page.name
+
+
+def test_pages_that_ship_are_those_of_docs() -> None:
+    """All but what is for people who change stoker, or needs a browser."""
+    docs = pages.HERE.parents[2] / "docs"
+    there = {path.name for path in docs.glob("*.md")} - {
+        "index.md",
+        "architecture.md",
+        "release.md",
+        "scale.md",
+        "versions.md",
+    }
+    assert {path.name for path in pages.GUIDES.glob("*.md")} == there
+    assert all(path.resolve().is_relative_to(docs) for path in pages.GUIDES.iterdir())
+
+
+def test_a_misspelled_word_is_found() -> None:
+    assert find("slow_dekode")[0].name == "slow-decode"
+    assert find("lightening")[0].name == "docs/frameworks/lightning.md"
+
+
+@pytest.mark.parametrize("asked", ["xyzzy", "\x1b[31m", "?", "x" * 5000, "how do I"])
 def test_words_of_no_page_are_an_error(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", asked]) == 1
     err = capsys.readouterr().err
-    assert "stoker explain without words lists all pages" in err
+    assert "stoker explain without words lists all symptoms" in err
     assert "\x1b" not in err
     assert len(err) < 200
 
 
-def test_without_words_all_pages_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_words_all_symptoms_are_listed_and_it_says_how_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
     shown = capsys.readouterr().out
     assert all(page.title in shown and page.name in shown for page in PAGES)
+    assert 'for example: stoker explain "gpu is at 30 percent"' in shown
     assert main(["explain", "--json", "-"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["pages"]) == len(PAGES)
+    assert len(json.loads(capsys.readouterr().out)["pages"]) == len(PAGES) + len(pages.guides())
 
 
 class Terminal(io.StringIO):
@@ -158,7 +205,7 @@ class Terminal(io.StringIO):
 def test_each_page_fits_forty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     for page in PAGES:
-        shown = explain.render(page, [], io.StringIO())
+        shown = explain.render(page, io.StringIO())
         assert "\x1b" not in shown, page.name
         assert "../" not in shown, page.name
         last = shown.splitlines()[-1]
@@ -169,9 +216,9 @@ def test_each_page_fits_forty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_terminal_gets_styles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[1m" in explain.render(PAGES[0], [], Terminal())
+    assert "\x1b[1m" in explain.render(PAGES[0], Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[3" not in explain.render(PAGES[0], [], Terminal())
+    assert "\x1b[3" not in explain.render(PAGES[0], Terminal())
 
 
 def test_explaining_imports_no_torch() -> None:
