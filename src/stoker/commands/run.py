@@ -30,6 +30,7 @@ from ..core.options import parse_bytes
 from ..core.processes import die_with_parent
 from ..core.types import JsonObject
 from . import arguments
+from .config import Configured
 from .gate import Gate, condition
 from .listener import LOOK_S, Listener
 from .script import command_line
@@ -82,7 +83,7 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
 
 
 # The script's options are not parsed: the first argument that is not an option ends stoker's options.
-@arguments.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", cls=Configured, context_settings={"allow_interspersed_args": False})
 @click.option("--apply", is_flag=True, help="Use stoker's engine, cache and number of workers in its loaders.")
 @click.option(
     "--workers-on",
@@ -171,7 +172,8 @@ def command(
 
     SCRIPT is a Python script, or a command that starts Python. Options of stoker come before it; everything after it is
     the script's. The exit code is the script's own. Observed runs are remembered by folder and command in
-    $XDG_CACHE_HOME/stoker/runs: --apply compares with them, and works without one too.
+    $XDG_CACHE_HOME/stoker/runs: --apply compares with them, and works without one too. A table [tool.stoker] in the
+    nearest pyproject.toml, from the script's folder upwards, has defaults such as keep = "20GB" or json = "run.json".
 
     \b
     Examples:

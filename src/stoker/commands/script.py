@@ -28,8 +28,7 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
             f"{path} is a notebook: put %load_ext stoker into one of its cells, and %%stoker into the first line of "
             "the cell that trains (stoker explain docs/notebooks.md)"
         )
-    is_script = path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
-    if shutil.which(command[0]) and not is_script:
+    if shutil.which(command[0]) and not is_script(path):
         return list(command)
     if path.is_dir() and not (path / "__main__.py").is_file():
         there = path.glob("*.py")
@@ -38,6 +37,11 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
         beside = [*path.parent.glob("*.py"), *_commands_beside_python()]
         raise UsageError(f"there is no {path}; {_instead(path.name, beside, 'check its path')}")
     return [sys.executable, *command]
+
+
+def is_script(path: Path) -> bool:
+    """Returns whether Python runs this file, rather than the system."""
+    return path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
 
 
 def _commands_beside_python() -> Iterable[Path]:
