@@ -132,16 +132,39 @@ def test_a_prediction_is_drawn_to_the_scale_of_now() -> None:
     assert len(healthy.rows) == 1
 
 
-def test_a_finding_has_its_own_diff() -> None:
+def test_one_diff_has_all_changes() -> None:
     findings = [
         {"cause": name, "fix": "x", "loader": "train.py:3", "diff": f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-{name}\n+new\n"}
         for name in ("first", "second")
     ]
-    text = html.render(report(findings=findings, diff="--- a/x\n+++ b/x\n+both\n"))
-    assert Elements(text).text.count("--- a/x") == 3
-    assert '<span class="cut">-first\n</span><span class="add">+new\n</span>' in text
-    alone = Elements(html.render(report(findings=findings[:1], diff=findings[0]["diff"]))).text
-    assert alone.count("--- a/x") == 1
+    whole = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-first\n-second\n+new\n"
+    text = html.render(report(findings=findings, diff=whole))
+    assert text.count('<pre class="diff">') == 1
+    assert Elements(text).text.count("--- a/x") == 1
+    assert '<span class="cut">-second\n</span><span class="add">+new\n</span>' in text
+    assert '<pre class="diff">' not in html.render(report(findings=findings[:1], diff=""))
+
+
+def test_each_cell_of_a_table_has_its_column() -> None:
+    """Where a narrow screen stacks the cells of a row, each begins with it."""
+    text = html.render(report())
+    cells = [a["data-label"] for tag, a in Elements(text).seen if tag == "td" and "data-label" in a]
+    assert cells[:8] == ["loader", "workers", "batch", "batches", "epochs", "wait", "step", "samples/s"]
+    assert text.count('<table class="stack">') + text.count('<table class="pairs">') == text.count("<table")
+
+
+def test_only_the_users_own_lines_are_shown() -> None:
+    files = [html.__file__, re.__file__, msgspec.__file__, "/other/venv/lib/python3.12/site-packages/PIL/Image.py"]
+    where = [
+        {"kind": "fetch", "name": f"f{i}", "line": f"{file}:7", "ran": 0.1, "waited": 0.0}
+        for i, file in enumerate(files)
+    ]
+    where += [
+        {"kind": "fetch", "name": "mine", "line": line, "ran": 0.1, "waited": 0.0} for line in ("train.py:8", "In[3]:5")
+    ]
+    found = Elements(html.render(report(loaders=[fields(name="train.py:3", looks=100, where=where)]))).text
+    rows = re.findall(r"(?m)^(.+)(?:f\d|mine)fetch10\.0%", found)
+    assert rows == ["train.py:8", "In[3]:5"]
 
 
 def test_money_is_on_the_page() -> None:
@@ -221,21 +244,39 @@ def test_it_draws_in_a_browser(tmp_path: Path) -> None:
     line = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
     found = Elements(p.stdout)
-    assert sum(tag == "figure" for tag, _ in found.seen) == 6
+    assert sum(tag == "figure" for tag, _ in found.seen) == 5
 
 
 MEASURE = """
-<script>onload = () => document.title = [...document.querySelectorAll("iframe")].map(
-    f => f.contentDocument.documentElement.scrollWidth <= f.clientWidth + 1).join()</script>
+<script>onload = () => document.title = [...document.querySelectorAll("iframe")].map(f => {
+    const page = f.contentDocument, boxes = [...page.querySelectorAll(".scroll")]
+    return [page.documentElement.scrollWidth <= f.clientWidth + 1, boxes.every(b => b.scrollWidth <= b.clientWidth + 1)]
+}).join()</script>
 """
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser")
 def test_no_width_is_too_small(tmp_path: Path) -> None:
-    """Only tables and diffs scroll sideways, each on its own."""
+    """Only diffs scroll sideways, each on its own; tables stack their cells."""
     page = html.render(report()).replace("&", "&amp;").replace('"', "&quot;")
     frames = "".join(f'<iframe width="{width}" height="900" srcdoc="{page}"></iframe>' for width in (390, 1200))
     (tmp_path / "a.html").write_text(f"<title></title>{frames}{MEASURE}")
     line = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     p = subprocess.run([*line, (tmp_path / "a.html").as_uri()], capture_output=True, text=True, timeout=120)
-    assert "<title>true,true</title>" in p.stdout
+    assert "<title>true,true,true,true</title>" in p.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_it_prints_on_two_pages(tmp_path: Path) -> None:
+    where = [{"kind": "transform", "name": f"t{i}", "line": f"a.py:{i}", "ran": 0.01, "waited": 0.0} for i in range(6)]
+    loaders = [
+        fields(name=f"train.py:{i}", epochs=5, by_epoch=[[50, 0.5, 0.5, 0.1]] * 5, where=where, looks=100)
+        for i in (1, 2)
+    ]
+    evidence = {f"number_{i}": i + 1 for i in range(4)}
+    findings = [{"cause": f"cause_{i}", "share": 0.5, "evidence": evidence, "fix": "do this " * 20} for i in range(6)]
+    diff = "--- a/x\n+++ b/x\n" + "".join(f"-old {i}\n+new {i}\n" for i in range(8))
+    html.save(report(loaders=loaders, findings=findings, diff=diff, applied=None), tmp_path / "a.html")
+    line = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={tmp_path / 'a.pdf'}"]
+    subprocess.run([*line, (tmp_path / "a.html").as_uri()], capture_output=True, timeout=120, check=True)
+    assert re.findall(rb"/Count (\d+)", (tmp_path / "a.pdf").read_bytes()) == [b"2"]

@@ -6,17 +6,19 @@ that comes from a script (paths, names of transforms, messages). ``plots`` says 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UsageError
 from ...core.files import check_writable, write
+from ...core.packages import is_users
 from ...core.terminal import human_bytes, human_seconds, rate, short
 from . import before_after_text, money, plots
 from .headline import bypassing_text, headline, main_loader
 from .ranks_text import rank_sentences
-from .schema import CodeLine, Finding, LoaderReport, RunReport
+from .schema import Finding, LoaderReport, RunReport
 from .text import wall_clock
 
 if TYPE_CHECKING:
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
 
 MISSING = "--html needs jinja2: pip install 'stoker[html]'"
 MAX_LOADERS = 8  # most loaders drawn; the table has all
+MAX_PRINTED = 2  # most loaders drawn on paper, which is two pages if a report has no more than six findings
 MAX_LINES = 8  # of code per loader
 MAX_DECISIONS = 20
-STOKER = str(Path(__file__).parents[2]) + "/"
+INSTALLED = re.compile(r"/(site|dist)-packages/")  # also of another environment
 
 
 def check(path: Path) -> None:
@@ -69,6 +72,7 @@ def render(report: RunReport) -> str:
         paces=list(plots.paces(applied.compared)) if applied else [],
         loaders=loaders,
         drawn=loaders[:MAX_LOADERS],
+        printed=MAX_PRINTED,
         max_decisions=MAX_DECISIONS,
     )
     return page.lstrip() + "\n"
@@ -119,17 +123,18 @@ def _totals(loader: LoaderReport) -> list[object]:
 
 
 def _evidence(finding: Finding) -> list[tuple[str, str]]:
-    """Returns the rows of a finding's evidence, without empty ones."""
+    """Returns the rows of a finding's evidence, without empty ones and what did not happen."""
     return [(name, _shown(value, name)) for name, value in finding.evidence.items() if not _is_empty(value)]
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, (str, list, dict)) and not value)
+    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
-def _own_lines(loader: LoaderReport) -> list[CodeLine]:
-    """Returns the lines in which a loader's workers spent their time, without those of stoker itself."""
-    return [code for code in loader.where if not code.line.startswith(STOKER)][:MAX_LINES]
+def _own_lines(loader: LoaderReport) -> list[list[str]]:
+    """Returns rows for the user's own lines in which tasks spent their time: not those of stoker or a library."""
+    own = [code for code in loader.where if is_users(code.line.rpartition(":")[0]) and not INSTALLED.search(code.line)]
+    return [[c.line, c.name, c.kind, f"{c.ran:.1%}", f"{c.waited:.1%}"] for c in own[:MAX_LINES]]
 
 
 def _shown(value: object, name: str) -> str:

@@ -115,7 +115,7 @@ def epochs(loader: LoaderReport) -> Iterator[Plot]:
         for i, e in enumerate(loader.by_epoch):
             waits = [BarPart("first batch", e.first_wait_s, FIRST), BarPart("waiting", e.later_wait_s, WAIT)]
             rows.append((f"epoch {i + 1}", [*waits, BarPart("steps", e.step_s, STEP)]))
-        yield Plot("Epoch by epoch", "s", rows)
+        yield Plot(f"Epoch by epoch, {short(loader.name)}", "s", rows)
 
 
 def paces(compared: Compared) -> Iterator[Plot]:
