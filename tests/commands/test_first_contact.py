@@ -71,4 +71,4 @@ def test_a_folder_that_python_runs(folder: Path) -> None:
 def test_a_script_without_loaders_has_its_own_exit_code(folder: Path) -> None:
     done = forked_stoker(folder, "train.py")
     assert done.returncode == 0
-    assert "name the script that trains" in " ".join(done.stderr.split())
+    assert "run code that iterates one" in " ".join(done.stderr.split())

@@ -64,7 +64,7 @@ def applied(before: float | None, after: float, estimated: bool = False, later: 
             RunReport(["nope.py"], 2, 1.0, [], "unknown"),
             "the command failed before it iterated a DataLoader; its own error is above",
         ),
-        (RunReport(["train.py"], 0, 1.0, [], "unknown"), "no DataLoader was iterated in this run; name the script that trains, with the arguments that make it train"),
+        (RunReport(["train.py"], 0, 1.0, [], "unknown"), "no DataLoader was iterated in this run; run code that iterates one, for an epoch or some seconds"),
     ],
 )  # fmt: skip
 def test_the_first_sentence(report: RunReport, sentence: str) -> None:

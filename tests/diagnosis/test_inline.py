@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 
 import stoker
 from stoker.diagnosis.report import inline
-from stoker.diagnosis.report.schema import Bypassing, Finding, RunReport
+from stoker.diagnosis.report.headline import headline
+from stoker.diagnosis.report.schema import Applied, Bypassing, Change, Compared, Finding, RunReport
 from stoker.diagnosis.session import Session
 
 from .helpers import entry
@@ -54,6 +56,23 @@ def test_what_is_in_it() -> None:
     assert html.index("cause_3") < html.index("<summary>more") < html.index("cause_4")
     assert "+b &lt; c" in html
     assert len(html) < 10_000
+
+
+def begins(html: str) -> str:
+    """The text of the first line."""
+    return unescape(re.sub("<[^>]*>", "", html.split("</div>")[0]))
+
+
+def test_it_begins_with_the_headline() -> None:
+    """The same sentence that a terminal and the page begin with; with --apply, the verdict is about what is left."""
+    applied = Applied({}, Compared(False, Change(9.0, 6.0), []))
+    bypassing = [Bypassing("a.py:<1>", "Own", "its class"), Bypassing("b.py:2", "Own", "its class")]
+    for each in (report(), report(applied=applied), report(loaders=[]), report(loaders=[], bypassing=bypassing)):
+        html = checked(inline.render(each))
+        assert begins(html) == f"stoker: {headline(each)}"
+    assert "1.5 times as fast: " in begins(inline.render(report(applied=applied)))
+    assert "what is left: <b" in inline.render(report(applied=applied))
+    assert html.count("stoker&#x27;s engine does not reach this loader") == 2
 
 
 def test_nothing_to_show() -> None:

@@ -35,7 +35,7 @@ def headline(report: RunReport) -> str:
 
 
 FAILED = "the command failed before it iterated a DataLoader; its own error is above"
-NOTHING = "no DataLoader was iterated in this run; name the script that trains, with the arguments that make it train"
+NOTHING = "no DataLoader was iterated in this run; run code that iterates one, for an epoch or some seconds"
 
 
 def _gain(report: RunReport, applied: Applied) -> str:
