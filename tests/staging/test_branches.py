@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 
+import stoker
 from stoker.staging import branches, vetting
 
 
@@ -156,3 +159,37 @@ def test_flags_of_a_call_are_marked_before_the_sample_is_judged() -> None:
     assert not vetted.new(branches.taken())
     fn(6)  # takes "elif a == 5", "continue", ...
     assert vetted.new(branches.taken())
+
+
+class ManyBranches(Dataset):
+    """Each sample takes a branch of its own."""
+
+    def __init__(self) -> None:
+        self.odd = [lambda x: x * 2 if x.sum() else x, lambda x: x * 3 if x.sum() else x]
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        x = torch.full((8,), float(i))
+        if i == 11:
+            x = x.sin()
+        if i == 12:
+            x = x.cos()
+        if i == 13:
+            x = x.exp()
+        return self.odd[i % 2](x)
+
+
+def test_vetting_takes_its_share_of_the_time_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, plain = stoker.Staged(ManyBranches()), ManyBranches()
+    monkeypatch.setattr(vetting, "FREE_S", -1.0)
+    monkeypatch.setattr(vetting, "SHARE", 0.0)
+    for _ in range(2):
+        assert all(torch.equal(data[i], plain[i]) for i in range(40))
+    before = data.account.filled
+    assert before < 40
+    monkeypatch.setattr(vetting, "FREE_S", 60.0)
+    for _ in range(2):
+        assert all(torch.equal(data[i], plain[i]) for i in range(40))
+    assert data.account.filled == 40 > before

@@ -250,7 +250,8 @@ class Filler:
         if failed:
             return None
         if unplanned or not may_be_kept or moved - may_move:
-            self._without_part.add(int(index) % self._samples)
+            if in_turn or not self.vetting.is_postponed:
+                self._without_part.add(int(index) % self._samples)
             return (value, took) if in_turn else None
         return value, took
 

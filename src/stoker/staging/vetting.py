@@ -35,6 +35,7 @@ T = TypeVar("T")
 RUNS = 2  # number of runs that must give the same
 LIMIT_S = 5.0  # plus LIMIT times the duration of making the sample
 LIMIT = 2 * RUNS
+FREE_S, SHARE = 2.0, 0.1  # seconds, and share of the time since the first sample, that vetting may take in a process
 MOST_FAILURES = 2  # after that no more branches are vetted: each may have used up the whole limit
 SEED = 77_000
 
@@ -63,11 +64,14 @@ class Vetting:
         self._end = end  # ends the cache, with a reason
         self._may_move = may_move  # returns names of generators that samples may draw from
         self._failures = 0
+        self._began, self._spent_s = 0.0, 0.0  # time of the first vetting, and seconds that all of them took
+        self.is_postponed = False  # the last result was not vetted, because vetting has taken its share of the time
 
     def run(self, make: Callable[[], T]) -> tuple[T, bool]:
         """Returns the result of ``make`` and whether it may be cached. Leaves the random states as after ``make``."""
         around = branches.taken()
         branches.begin()
+        self.is_postponed = False
         try:
             began = time.monotonic()
             made = make()
@@ -82,10 +86,16 @@ class Vetting:
 
     def may_keep(self, made: object, make: Callable[[], object], took_s: float) -> bool:
         """Whether a result made since ``branches.begin`` may be cached."""
+        self.is_postponed = False
         new = self._vetted.new(branches.taken())
         if not new:
             return True
         if self._vetted.may_not(new):
+            return False
+        began = time.monotonic()
+        self._began = self._began or began
+        self.is_postponed = self._spent_s > FREE_S + SHARE * (began - self._began)
+        if self.is_postponed:
             return False
         is_same, changes = False, list[str]()
         if self._failures < MOST_FAILURES:
@@ -93,6 +103,7 @@ class Vetting:
                 is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S + LIMIT * took_s, waits=True)
             except UsageError:  # it would change something outside, or waits for a thread missing in the child
                 self._failures += 1
+        self._spent_s += time.monotonic() - began
         self._vetted.note(new, is_same)
         if changes:
             self._end(f"some samples change data that others read: {shortly(changes)}")
