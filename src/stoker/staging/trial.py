@@ -127,8 +127,10 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     found = _found(samples, time.monotonic() + limit_s, changing)
     may_write = not samples.loaded or bool(samples.changes or samples.may_write)
     is_stateless = not (may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
-    elsewhere = samples.may_write - {name for name, _ in attributes_of(dataset)}
-    writes_elsewhere = not samples.loaded or bool(elsewhere or not all(map(attribute_of_dataset, samples.changes)))
+    own = {name for name, _ in attributes_of(dataset)}
+    writes_elsewhere = (
+        not samples.loaded or not samples.may_write <= own or not all(map(attribute_of_dataset, samples.changes))
+    )
     # What native objects keep is seen in what they pickle to.
     is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(Inputs(dataset)))
     is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
