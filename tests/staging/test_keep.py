@@ -6,10 +6,13 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from stoker.core.errors import UsageError
+from stoker.core.errors import StokerWarning, UsageError
 from stoker.staging import keep
 from stoker.staging.change_watch import STALE
 from stoker.staging.dataset import Staged
+from stoker.staging.store import folder as folder_module
+from stoker.staging.store.encode import CacheError
 from stoker.staging.store.manage import listed
 
 N = 40
@@ -222,9 +227,9 @@ def test_those_that_were_used_longest_ago_make_room(folder: Path, base: Path) ->
         staged._begin()
         until(lambda k=k: samples_in(base) == N * (k + 1))  # type: ignore[misc]
     taken = [cache.nbytes for cache in listed(base)]
-    assert keep._make_space(base, "Rows", {"another": 1}, taken[0], sum(taken) + taken[0] - 1)
+    assert keep._make_space(base, [], taken[0], sum(taken) + taken[0] - 1)
     assert len(listed(base)) == 2
-    assert not keep._make_space(base, "Rows", {"another": 1}, 1 << 40, sum(taken))
+    assert not keep._make_space(base, [], 1 << 40, sum(taken))
     assert len(listed(base)) == 2
 
 
@@ -331,7 +336,6 @@ def test_what_depends_on_hashes_is_not_kept(body: str, is_kept: bool, base: Path
 def test_an_extension_module_that_was_built_again_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import _bisect
     import importlib
-    import shutil
 
     from stoker.staging import cache_key
 
@@ -370,3 +374,164 @@ def test_keeping_goes_with_apply(tmp_path: Path) -> None:
         )
         assert p.returncode == 2
         assert "--keep" in p.stderr
+
+
+class Texts(Rows):
+    """Samples of varying size, which are blocks of the heap."""
+
+    def __getitem__(self, i: int) -> Any:
+        text = "ab" * (i % 7 + 1)
+        return (text, list(range(300 + i)), float((self.folder / f"{i}.txt").read_text())), float(torch.rand(()))
+
+
+def kept(data: Rows, base: Path, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 30) -> None:
+    """Fills a cache, and writes it in this process."""
+
+    def write(self: keep.KeptSamples, store: Any, filled: Any, damaged: Any) -> None:
+        indices = os.memfd_create("indices")
+        os.write(indices, np.concatenate([damaged, filled]).tobytes())
+        to = (str(self._base), self._name, self._key, self._most)
+        keep.write([os.dup(store.medium.fd), indices], self._samples, len(damaged), store.account.nbytes, to)
+        os.close(indices)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keep.KeptSamples, "_start_writer", write)
+        staged, _ = run(data, base, most)
+        for _ in range(2):
+            staged._begin()
+            for i in range(N):
+                staged[i]
+
+
+def on_disk(base: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in (base, *base.rglob("*")))
+
+
+def spoil_block(cache: Path, i: int, old: bytes, new: bytes) -> None:
+    """Replaces bytes of a sample, and makes its checksum right."""
+    heap, place = np.load(cache / "heap.npy", mmap_mode="r+"), np.load(cache / "place.npy")
+    at = -int(place[i]) - 1
+    length = struct.unpack("<IIQ", heap[at : at + 16].tobytes())[2]
+    block = heap[at : at + length].tobytes().replace(old, new, 1)
+    assert len(block) == length
+    block = zlib.crc32(block[4:], zlib.crc32(b"%d:" % i)).to_bytes(4, "little") + block[4:]
+    assert block != heap[at : at + length].tobytes()
+    heap[at : at + length] = np.frombuffer(block, np.uint8)
+    heap.flush()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"ababab", b"ab\xffbab"), (b"\xdc\x01", b"\xc1\x01"), (b'"s"', b'"\xff"'), (b'"s"', b'"z"'), (b'"L"', b'"i"')],
+    ids=["UTF-8", "MessagePack", "no text", "no type", "another type"],
+)
+def test_a_sample_that_cannot_be_decoded_is_made_anew_and_said_once(
+    old: bytes, new: bytes, folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(Texts(folder), base, monkeypatch)
+    (cache,) = listed(base)
+    for i in (13, 34):
+        spoil_block(cache.path, i, old, new)
+    again, found = run(Texts(folder), base)
+    assert found == N
+    with pytest.warns(StokerWarning, match="cannot be decoded") as said:
+        epoch_of_texts(again)
+    assert len([w for w in said if "cannot be decoded" in str(w.message)]) == 1
+    assert again.account.prepared == 2
+
+
+def epoch_of_texts(staged: Staged) -> None:
+    staged._begin()
+    for i in range(N):
+        assert staged[i][0] == staged.dataset[i][0]
+
+
+def test_a_cache_of_other_inputs_under_this_name_is_not_read(
+    folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(Rows(folder, 2.0), base, monkeypatch)
+    (old,) = (cache.path for cache in listed(base))
+    kept(Rows(folder, 4.0), base, monkeypatch)
+    (new,) = (cache.path for cache in listed(base) if cache.path != old)
+    shutil.rmtree(new)
+    old.rename(new)
+    again, found = run(Rows(folder, 4.0), base)
+    assert found == 0
+    epoch(again)
+    kept(Rows(folder, 4.0), base, monkeypatch)  # replaces it
+    assert run(Rows(folder, 4.0), base)[1] == N
+
+
+@pytest.mark.parametrize("how", ["foreign", "open", "open, but sticky"])
+def test_a_folder_in_which_others_may_rename_is_refused(
+    how: str, folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(Rows(folder), base, monkeypatch)
+    if how == "foreign":
+        if os.geteuid():
+            pytest.skip("only root can give a file away")
+        os.chown(base, 12345, 12345)
+    else:
+        base.chmod(0o1777 if "sticky" in how else 0o777)
+    if "sticky" in how:
+        assert run(Rows(folder), base)[1] == N
+        return
+    with pytest.raises(CacheError, match=r"belongs to another user|is writable by other users"):
+        run(Rows(folder), base)
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX, 1)
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_that_holds_the_lock_makes_nobody_wait(
+    folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(Rows(folder), base, monkeypatch)
+    (cache,) = listed(base)
+    words = [sys.executable, "-c", HOLD, str(cache.path / "lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        again, found = run(Rows(folder), base)
+        assert found == N
+        epoch(again)
+        assert again.account.prepared == 0
+        monkeypatch.setattr(folder_module, "LOCK_S", 0.1)
+        with pytest.raises(TimeoutError, match="another process holds its lock"):  # in the writer
+            folder_module.Folder(cache.path)
+        other.kill()
+
+
+def test_a_file_that_is_truncated_while_it_is_read_ends_nothing(
+    folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for data in (Rows(folder), Texts(folder)):
+        kept(data, base, monkeypatch)
+        again, found = run(data, base)
+        assert found == N
+        again._begin()
+        again[0]
+        for cache in listed(base):
+            for file in cache.path.glob("*.npy"):
+                os.truncate(file, 0)
+        for i in range(1, N):  # a mapped file would be a SIGBUS
+            again[i]
+        assert again.account.prepared == N - 1
+
+
+def test_the_bytes_on_disk_stay_below_the_quota(folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_at = []
+    for most in range(100_000, 700_000, 50_000):
+        shutil.rmtree(base, ignore_errors=True)
+        for data in (Rows(folder), Texts(folder)):
+            kept(data, base, monkeypatch, most)
+            assert on_disk(base) - base.lstat().st_blocks * 512 <= most
+        kept_at.append(len(listed(base)))
+    assert kept_at[0] == 0
+    assert kept_at[-1] == 2

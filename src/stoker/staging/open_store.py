@@ -25,6 +25,7 @@ from .store.store import Gone, Store, size_of
 
 RAM_SHARE = 0.5  # of the free memory, without a budget
 DISK_SHARE = 0.5  # of the free disk space
+TRIES = 16  # samples of which one must be undamaged to be compared
 TIERS = ("auto", "ram", "disk", None)
 
 
@@ -108,12 +109,12 @@ def differing_sample(store: Store, make: Callable[[int], Sample]) -> tuple[int |
     """Recomputes one stored sample in a child process, to detect a change that the key does not cover before any sample
     is served. Returns its index if it differs, else None; and whether a sample was compared."""
     stored = np.flatnonzero(store.locations)
-    if not len(stored):
-        return None, False
-    i = int(stored[len(stored) // 2])
-    location = store.location(i)
-    if not location:
-        return None, False  # damaged: recreated on request
+    for i in np.roll(stored, -(len(stored) // 2))[:TRIES].tolist():
+        location = store.location(i)
+        if location:
+            break
+    else:
+        return None, False  # damaged ones are recreated on request
     try:
         before = store.read(location)
         # An error while making it reaches the user when the sample is requested.

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
-from ..core.errors import UsageError
+from ..core.errors import StokerError, UsageError
 from ..core.filesystems import is_far
 from ..core.options import AutoWorkers
 from ..core.resources import ranks
@@ -241,7 +241,7 @@ class ManagedDataset:
             if not most:
                 return
             self.kept_before = staged.keep_between_runs(root(), most)
-        except (UsageError, OSError) as e:
+        except (StokerError, OSError) as e:
             self.why_not_kept = str(e)
 
     def _stage_collate(self, found: TrialResult | None, loader: LoaderLike | None) -> None:

@@ -9,15 +9,24 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from .decode import Layout, layout
-from .encode import ALIGN
+from .encode import ALIGN, CacheError
 from .spec import Leaf
 
 _HEADER = struct.Struct("<IIQ")  # checksum, bytes of the type, bytes of the block
 _CRC_BYTES = 4
+PIECE = 1 << 20  # bytes that are read at once to check a block
+
+
+class Readable(Protocol):
+    """An array of bytes, or a file that is read slice by slice."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, wanted: slice, /) -> Leaf: ...
 
 
 def _padded(n: int) -> int:
@@ -44,29 +53,39 @@ def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -
     return block
 
 
-def parts(heap: Leaf, offset: int, pickles: bool) -> tuple[Layout, list[Leaf]]:
-    """Type and leaves of the sample at an offset of the heap. For a file, call ``is_intact`` first."""
+def parts(heap: Readable, offset: int, pickles: bool) -> tuple[Layout, list[Leaf]]:
+    """Type and leaves of the sample at an offset of the heap. For a file, call ``is_intact`` first. Raises CacheError
+    if the type is invalid, or does not have these leaves."""
     _, spec_bytes, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
     body = heap[offset + _HEADER.size : offset + length]
-    made = layout(body[:spec_bytes].tobytes().decode(), pickles)
+    try:
+        made = layout(str(body[:spec_bytes].data, "utf-8"), pickles)
+    except UnicodeDecodeError as e:
+        raise CacheError(f"invalid sample type ({e})") from e
     count = len(made.sizes)
     sizes = struct.unpack(f"<{count}Q", body[spec_bytes : spec_bytes + 8 * count].tobytes())
     to = _padded(_HEADER.size + spec_bytes + 8 * count) - _HEADER.size
     leaves: list[Leaf] = []
-    for size in sizes:
+    for size, wanted in zip(sizes, made.sizes, strict=True):
+        if wanted not in (None, size) or to + size > len(body):
+            raise CacheError(f"a leaf of {size:,} bytes does not fit its type")
         leaves.append(body[to : to + size])
         to += _padded(size)
     return made, leaves
 
 
-def is_intact(heap: Leaf, offset: int, i: int) -> bool:
-    """Whether the block at this offset is sample ``i`` exactly as it was written."""
-    header = heap[offset : offset + _HEADER.size]
-    if offset < 0 or len(header) < _HEADER.size:
+def is_intact(heap: Readable, end: int, offset: int, i: int) -> bool:
+    """Whether the block at this offset is sample ``i`` exactly as it was written, before the offset ``end``."""
+    end = min(end, len(heap))
+    if offset < 0 or offset + _HEADER.size > end:
         return False
-    crc, _, length = _HEADER.unpack(header.tobytes())
-    block = heap[offset : offset + length]
-    return len(block) == length and bool(length >= _HEADER.size) and bool(_crc_of(block, i) == crc)
+    crc, _, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
+    if length < _HEADER.size or offset + length > end:
+        return False
+    found = zlib.crc32(b"%d:" % i)
+    for at in range(offset + _CRC_BYTES, offset + length, PIECE):  # a damaged length may be that of the whole file
+        found = zlib.crc32(heap[at : min(at + PIECE, offset + length)].data, found)
+    return bool(found == crc)
 
 
 def _crc_of(block: Leaf, i: int) -> int:

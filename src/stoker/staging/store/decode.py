@@ -23,6 +23,10 @@ Shape: TypeAlias = tuple[int, ...]
 Make: TypeAlias = Callable[[Sequence[Leaf]], Any]  # builds a value from all leaves of a sample
 
 
+class UnknownClass(CacheError):
+    """A type has a class that this process has not defined."""
+
+
 def stored_copy(sample: Sample) -> Sample:
     """Returns the sample as a cache would return it: an image read from a file, for example, becomes a plain image."""
     type_spec, leaves = take(sample)
@@ -63,7 +67,9 @@ class Layout:
         try:
             self._tree: Spec = json.loads(type_spec)
             self._make = self._maker(self._tree)
-        except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as e:
+        except UnknownClass:
+            raise
+        except Exception as e:  # anybody may have written it
             raise CacheError(f"invalid sample type: {type_spec[:200]!r} ({one_line(e)})") from e
         self._makers.clear()  # they reference this object: avoids a cycle
         # every leaf has a fixed size, so samples of this type can be rows of columns
@@ -116,14 +122,16 @@ class Layout:
         name = str(tree[1])
         cls = find_class(name)
         if cls is None or len(cls._fields) != len(tree[2]):
-            raise KeyError(f"this process has no named tuple {name!r}")
+            raise UnknownClass(f"this process has no named tuple {name!r}")
         fields = [self._maker(field) for field in tree[2]]
         return lambda leaves: find_class(name)(*[make(leaves) for make in fields])  # a notebook may redefine it
 
     def _tensor_subclass(self, tree: Spec) -> Make:
         name = str(tree[1])
-        if find_class(name, torch.Tensor) is None or tree[3][0] != spec.TENSOR:
-            raise KeyError(f"this process has no Tensor subclass {name!r}")
+        if find_class(name, torch.Tensor) is None:
+            raise UnknownClass(f"this process has no Tensor subclass {name!r}")
+        if tree[3][0] != spec.TENSOR:
+            raise KeyError(f"{name!r} does not consist of a tensor")
         held, data = self._maker(tree[2]), self._maker(tree[3])
 
         def make(leaves: Sequence[Leaf]) -> torch.Tensor:

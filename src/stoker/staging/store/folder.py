@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import io
 import json
@@ -40,6 +41,7 @@ from .memory import Lock
 
 FORMAT = 4
 GROWING = ("column-", "heap")  # tables whose disk space is reserved block by block; the others reserve all at once
+LOCK_S = 10.0  # how long to wait for another process's lock when a cache is opened
 PART = ".part"
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 1 << 24  # at most
@@ -64,6 +66,16 @@ class NotOwn(CacheError):
     """A folder or file that somebody else created or can write to."""
 
 
+def check_base(base: Path) -> None:
+    """Raises NotOwn if others could rename caches in a folder, so that one of earlier inputs has the name of another.
+    OSError if it cannot be asked."""
+    found = base.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise NotOwn(f"{base} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        raise NotOwn(f"{base} is writable by other users (chmod go-w)")
+
+
 def _check_own(fd: int, path: Path) -> None:
     found = os.fstat(fd)
     if found.st_uid not in (0, os.geteuid()):
@@ -86,26 +98,40 @@ def _check_folder(path: Path) -> None:
 
 
 class Folder:
-    """Tables in the files of one folder. Raises OSError if it cannot be opened, or NotOwn."""
+    """Tables in the files of one folder, mapped. Raises OSError if it cannot be opened, or if another process does not
+    release its lock; or NotOwn."""
 
     trusted = pickles = False  # anybody may have written it
     kind = "disk"
+    mapped = True
+    lock: Callable[[], contextlib.AbstractContextManager[None]]
 
     def __init__(self, path: Path) -> None:
+        self._attach(path)
+        self.writable = os.access(path, os.W_OK)
+        try:
+            lock = Lock(self._open("lock", os.O_RDWR | os.O_CREAT))
+        except (OSError, CacheError):  # a read-only folder
+            self.writable = False
+            return
+        with lock(LOCK_S):
+            self.lock = lock
+
+    def _attach(self, path: Path) -> None:
         self.path = path
         self._dir = _open_folder(path)
         weakref.finalize(self, os.close, self._dir).atexit = False
         _check_own(self._dir, path)
-        self.writable = os.access(path, os.W_OK)
         self._files: dict[str, tuple[int, int]] = {}  # by table: the descriptor, and the offset of the values
-        self.lock: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        try:
-            self.lock = Lock(self._open("lock", os.O_RDWR | os.O_CREAT))
-        except (OSError, CacheError):  # a read-only folder
-            self.writable = False
+        self.lock = contextlib.nullcontext
 
-    def __reduce__(self) -> tuple[Callable[[Path], Folder], tuple[Path]]:
-        return _reopened, (self.path,)
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on, raises TimeoutError when another process holds the lock for longer."""
+        if isinstance(self.lock, Lock):
+            self.lock = functools.partial(self.lock, seconds)
+
+    def __reduce__(self) -> tuple[Callable[[type[Folder], Path], Folder], tuple[type[Folder], Path]]:
+        return _reopened, (type(self), self.path)
 
     def _open(self, name: str, flags: int) -> int:
         """Opens a file. Raises OSError; CacheError if it is not a regular file, or not one's own."""
@@ -130,12 +156,16 @@ class Folder:
                 raise CacheError(f"{self.path / file} is missing") from None
             self._create(file, header, size, name.startswith(GROWING))
             fd = self._open(file, os.O_RDWR)
-        self._files[name] = fd, len(header)
-        _check_length(self.path / file, fd, size)
-        if os.pread(fd, len(header), 0) != header:
-            raise CacheError(f"{self.path / file} has a wrong header")
+        self._check_table(name, fd, header, size)
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
         return np.frombuffer(mmap.mmap(fd, size, access=access), dtype, count, len(header))
+
+    def _check_table(self, name: str, fd: int, header: bytes, size: int) -> None:
+        self._files[name] = fd, len(header)
+        path = self.path / f"{name}.npy"
+        _check_length(path, fd, size)
+        if os.pread(fd, len(header), 0) != header:
+            raise CacheError(f"{path} has a wrong header")
 
     def _create(self, file: str, header: bytes, size: int, sparse: bool) -> None:
         """Writes a file under a temporary name and links it, so that the first of several processes wins. Reserves its
@@ -183,11 +213,56 @@ class Folder:
         self.path = final
 
 
-def _reopened(path: Path) -> Folder:
+class ReadFolder(Folder):
+    """Tables that are read and never written. Takes no lock, so no other process can make this one wait. Maps nothing:
+    reading what was truncated raises CacheError, where a mapped file would end the process (SIGBUS). What is written
+    after it was opened is not seen."""
+
+    writable = mapped = False
+
+    def __init__(self, path: Path) -> None:
+        self._attach(path)
+
+    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> Any:
+        """Opens ``count`` values: ``FileBytes`` of samples, an array of anything else."""
+        dtype = np.dtype(dtype)
+        header = _header(dtype, count)
+        try:
+            fd = self._open(f"{name}.npy", os.O_RDONLY)
+        except FileNotFoundError as e:
+            raise CacheError(f"{self.path / name}.npy is missing") from e
+        self._check_table(name, fd, header, len(header) + count * dtype.itemsize)
+        values = FileBytes(self.path / f"{name}.npy", fd, len(header), count * dtype.itemsize)
+        return values if name.startswith(GROWING) else values[:].view(dtype)
+
+
+class FileBytes:
+    """The bytes of a file from an offset on, read slice by slice."""
+
+    def __init__(self, path: Path, fd: int, start: int, size: int) -> None:
+        self._path, self._fd, self._start, self.size = path, fd, start, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, wanted: slice) -> NDArray[np.uint8]:
+        """Reads a slice. Raises CacheError if the file is shorter than it was, OSError if it cannot be read."""
+        begin, end, _ = wanted.indices(self.size)
+        out = np.empty(max(0, end - begin), np.uint8)
+        done = 0
+        while done < len(out):
+            n = os.preadv(self._fd, [out[done:].data], self._start + begin + done)
+            if not n:
+                raise CacheError(f"{self._path} is truncated")
+            done += n
+        return out
+
+
+def _reopened(cls: type[Folder], path: Path) -> Folder:
     try:
-        return Folder(path)
+        return cls(path)
     except FileNotFoundError:
-        return Folder(path.with_suffix("") if path.suffix == PART else path)
+        return cls(path.with_suffix("") if path.suffix == PART else path)
 
 
 # -- NumPy files (NEP 1, version 1.0) of integers in one dimension
@@ -237,6 +312,14 @@ def paths_for(base: Path, name: str, key: JsonObject) -> tuple[Path, Path]:
     """The folder of a cache for this key, when it is complete and until then."""
     final = base / f"{name}-{digest(key)}"
     return final, final.with_name(final.name + PART)
+
+
+def is_of(path: Path, key: JsonObject) -> bool:
+    """Whether a folder is a cache of this key, whatever its name says."""
+    try:
+        return digest(manifest_of(path)["key"]) == digest(key)
+    except CacheError:
+        return False
 
 
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:

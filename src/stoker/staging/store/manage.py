@@ -44,8 +44,9 @@ def listed(base: Path) -> list[CacheFolder]:
 
 def _look(path: Path) -> CacheFolder | None:
     """None: a run has just renamed or removed it."""
-    files = {}
+    files, blocks = {}, 0
     with contextlib.suppress(FileNotFoundError):
+        blocks = path.lstat().st_blocks * 512
         for file in path.iterdir():
             with contextlib.suppress(FileNotFoundError):  # one that was being made
                 files[file.name] = file.lstat()
@@ -57,7 +58,7 @@ def _look(path: Path) -> CacheFolder | None:
     except (CacheError, ValueError, TypeError, LookupError, OverflowError):
         state = "damaged"
     opened = files.get("head.npy") or files[MANIFEST]
-    nbytes = sum(file.st_blocks * 512 for file in files.values())
+    nbytes = sum(file.st_blocks * 512 for file in files.values()) + blocks
     return CacheFolder(path, samples, state, nbytes, max(opened.st_atime, opened.st_mtime))
 
 
@@ -72,12 +73,17 @@ def find(caches: Sequence[CacheFolder], name: str) -> CacheFolder:
     return found[0]
 
 
-def remove(base: Path, caches: Sequence[CacheFolder]) -> list[CacheFolder]:
-    """Removes caches, and remnants of interrupted removals. Returns those that could not be removed."""
+def remove_remnants(base: Path) -> None:
+    """Removes what interrupted removals left."""
     for removed in base.glob(f"{REMOVED}*"):
         with contextlib.suppress(OSError):
             if all(NAME.fullmatch(p.name) for p in removed.iterdir()):
                 shutil.rmtree(removed, ignore_errors=True)
+
+
+def remove(base: Path, caches: Sequence[CacheFolder]) -> list[CacheFolder]:
+    """Removes caches, and remnants of interrupted removals. Returns those that could not be removed."""
+    remove_remnants(base)
     for cache in caches:
         discard(cache.path)
     return [cache for cache in caches if cache.path.exists()]

@@ -8,8 +8,9 @@ import fcntl
 import os
 import struct
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -21,6 +22,7 @@ from ...core.errors import UsageError
 from ...transport.mapping import map_shared, punch
 
 FLOCK = "hhqqi"  # struct flock: kind, whence, first byte, bytes, process
+POLL_S = 0.01  # between two tries to take a lock
 _thread_locks: dict[tuple[int, int], threading.Lock] = {}  # by file: record locks exclude processes, not threads
 
 
@@ -40,21 +42,24 @@ class Lock:
         _locks.add(self)
 
     @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, limit_s: float | None = None) -> Iterator[None]:
+        """``limit_s``: how long to wait for other processes; None: as long as it takes. Raises TimeoutError."""
+        until = None if limit_s is None else time.monotonic() + limit_s
         with _thread_locks.setdefault(self._file, threading.Lock()):
             if self._own is None:
                 self._own = self._opened()
-            fcntl.lockf(self._fd, fcntl.LOCK_EX, 1)
+            _wait_for(lambda now: fcntl.lockf(self._fd, fcntl.LOCK_EX | now * fcntl.LOCK_NB, 1), until)
             try:
-                self._of_description(fcntl.F_WRLCK)
+                _wait_for(lambda now: self._of_description(fcntl.F_WRLCK, now), until)
                 yield
             finally:
                 self._of_description(fcntl.F_UNLCK)
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1)
 
-    def _of_description(self, kind: int) -> None:
+    def _of_description(self, kind: int, now: bool = False) -> None:
         if self._own is not None and self._own >= 0:
-            fcntl.fcntl(self._own, fcntl.F_OFD_SETLKW, struct.pack(FLOCK, kind, os.SEEK_SET, 1, 1, 0))
+            command = fcntl.F_OFD_SETLK if now else fcntl.F_OFD_SETLKW
+            fcntl.fcntl(self._own, command, struct.pack(FLOCK, kind, os.SEEK_SET, 1, 1, 0))
 
     def _opened(self) -> int:
         mode = fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_ACCMODE
@@ -72,6 +77,19 @@ class Lock:
         if self._close is not None:
             self._close()
         self._own = self._close = None
+
+
+def _wait_for(take: Callable[[bool], None], until: float | None) -> None:
+    """Takes a lock. ``take``: called with whether it must not wait."""
+    while until is not None:
+        try:
+            take(True)
+            return
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds its lock") from None
+            time.sleep(POLL_S)
+    take(False)
 
 
 def identity(fd: int) -> tuple[int, int]:
@@ -103,7 +121,7 @@ class MemoryTables:
     """
 
     trusted = True  # this run wrote everything, so no checksums are needed
-    writable = True
+    writable = mapped = True
     kind = "RAM"
 
     def __init__(self, nbytes: int, pickles: bool = True) -> None:

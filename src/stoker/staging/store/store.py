@@ -28,10 +28,11 @@ import torch
 from numpy.typing import NDArray
 
 from ...core import reclaim, resources
+from ...core.errors import one_line
 from ...core.types import Index, Sample
 from ...core.warn import warn_user
 from ...transport.ordering import barrier
-from .decode import Layout, layout
+from .decode import Layout, UnknownClass, layout
 from .encode import CacheError
 from .head import NUMBERS, SPEC_BYTES, StoreHead, StoreState
 from .memory import MemoryTables
@@ -39,6 +40,7 @@ from .spec import Leaf
 from .tables import PAGE, Medium, Samples, Tables
 
 FIRST_SAMPLES = 16  # samples after which, at the latest, it is decided how samples are stored
+INTACT, DAMAGED = 1, 2
 LOOK_S = 0.5  # between two checks of free memory, of 0.1 ms each
 
 
@@ -98,10 +100,11 @@ class Store:
             raise CacheError(f"the cache has {self._head.samples:,} samples, but the dataset has {samples:,}")
         self._tables: Tables | None = None
         self._first: Samples = {}  # stored once it is decided how
-        # Samples in files that any worker has found intact in this run.
+        # Samples in files that any worker has found INTACT or DAMAGED in this run; the last byte: whether it was said
+        # that one cannot be decoded.
         self._verified: NDArray[np.uint8] | None = None
         if not medium.trusted:
-            self._verified = MemoryTables(samples + 1).table("seen", np.uint8, samples, 0)
+            self._verified = MemoryTables(samples + 1).table("seen", np.uint8, samples + 1, 0)
         self._no_room_for_tables = False
         self._low = 0  # bytes of memory that must stay free; 0: unknown yet
         self._next_look = time.monotonic() + LOOK_S
@@ -248,24 +251,54 @@ class Store:
         if self._verified is not None and at.any():
             if not self.ready():
                 return np.zeros_like(at)
-            for k in np.flatnonzero((at != 0) & (self._verified[indices] == 0)).tolist():
-                if not self._verify(int(indices[k]), int(at[k])):
+            for k in np.flatnonzero((at != 0) & (self._verified[indices] != INTACT)).tolist():
+                if self._verified[indices[k]] == DAMAGED or not self._verify(int(indices[k]), int(at[k])):
                     at[k] = 0
         return at
+
+    @property
+    def damaged(self) -> NDArray[np.int64]:
+        """Samples that were found damaged, in a store that cannot remove them."""
+        return np.flatnonzero(self._verified[:-1] == DAMAGED) if self._verified is not None else np.zeros(0, np.int64)
 
     def _verify(self, i: int, location: int) -> bool:
         """Whether sample ``i`` is intact; removes it if not."""
         assert self._verified is not None
         assert self._tables is not None
-        if self._tables.is_intact(i, location):
-            self._verified[i] = 1
-            return True
-        if self.medium.writable:
+        try:
+            is_intact = self._tables.is_intact(i, location) and self._decodes(location)
+        except (CacheError, OSError):  # its file is truncated
+            is_intact = False
+        if is_intact:
+            self._verified[i] = INTACT
+        elif not self.medium.writable:
+            self._verified[i] = DAMAGED
+        else:
             with self.medium.lock():
                 if self.locations[i] == location:
                     self.locations[i] = 0
                     self._head.filled -= 1
-        return False
+        return is_intact
+
+    def _decodes(self, location: int) -> bool:
+        """Whether an intact sample can be decoded: its writer may have been another program. Warns once if not."""
+        assert self._verified is not None
+        assert self._tables is not None
+        try:
+            made, leaves = self._tables.stored(location)
+            if not made.fixed:  # of fixed size are numbers, which any bytes are
+                made.put(leaves)
+        except UnknownClass:
+            pass  # which another process may have
+        except Exception as e:
+            if not self._verified[-1]:
+                self._verified[-1] = 1
+                warn_user(
+                    f"A sample in the cache on disk has the right checksum and cannot be decoded ({one_line(e)}): such "
+                    "samples are made again."
+                )
+            return False
+        return True
 
     def copied(self, copy: Callable[[], T]) -> T:
         """Returns what ``copy`` copies from this store. Raises Gone if the store was shut, perhaps earlier."""
@@ -401,7 +434,7 @@ class Store:
             for i, location in allocated.items():
                 tables.write(i, location, samples[i][1], blocks.get(i))
                 if self._verified is not None:
-                    self._verified[i] = 1
+                    self._verified[i] = INTACT
         except OSError as e:
             allocated = {}
             with self.medium.lock():

@@ -30,6 +30,7 @@ class Medium(Protocol):
     trusted: bool  # samples are known to be unmodified: no checksums
     pickles: bool  # samples may contain pickled values
     writable: bool
+    mapped: bool  # tables are arrays; else those of samples are ``block.Readable`` only
     kind: str
 
     @property
@@ -46,8 +47,8 @@ class _Column(NamedTuple):
 
     name: str  # of its table
     start: int  # of its table in memory
-    data: Leaf  # all its bytes
-    rows: NDArray[np.uint8]  # the same as rows
+    data: Leaf  # all its bytes; ``block.Readable`` if the medium is not mapped
+    size: int  # bytes of a row
     reserved: NDArray[np.uint8]  # 1 for each ``BLOCK`` bytes with reserved space
 
 
@@ -66,7 +67,8 @@ class Tables:
         if head.state == StoreState.ROWS:
             self.layout = layout(head.spec, medium.pickles)
             start = self._open_columns(self.layout, head.rows, start)
-            self.tensors = _tensors(self.layout, [c.rows for c in self._columns])
+            if medium.mapped:
+                self.tensors = _tensors(self.layout, [c.data.reshape(-1, c.size) for c in self._columns])
         self._heap_start = start  # offset of the table in memory
         self._heap: Leaf = medium.table("heap", np.uint8, head.budget, start)
 
@@ -78,7 +80,7 @@ class Tables:
             data = self._medium.table(name, np.uint8, rows * size, start)
             reserved_start = start + _whole_pages(len(data))
             reserved = self._medium.table(f"blocks-{j}", np.uint8, -(-len(data) // BLOCK), reserved_start)
-            self._columns.append(_Column(name, start, data, data.reshape(rows, size), reserved))
+            self._columns.append(_Column(name, start, data, size, reserved))
             start = reserved_start + _whole_pages(len(reserved))
         if not self._medium.trusted:
             self._crc = self._medium.table("crc", np.uint32, rows, start)
@@ -87,24 +89,27 @@ class Tables:
     # -- reading
 
     def stored(self, location: int) -> tuple[Layout, list[Leaf]]:
-        """Type of the sample at a location, and its leaves in place."""
+        """Type of the sample at a location, and its leaves; in place, if the medium is mapped."""
         if location > 0:
             assert self.layout is not None
-            return self.layout, [c.rows[location - 1] for c in self._columns]
+            return self.layout, self._row(location - 1)
         return parts(self._heap, -location - 1, self._medium.pickles)
+
+    def _row(self, row: int) -> list[Leaf]:
+        return [c.data[row * c.size : (row + 1) * c.size] for c in self._columns]
 
     def is_intact(self, i: int, location: int) -> bool:
         """Whether sample ``i`` is at this location of a file, unmodified, and no other sample will be written there."""
         head = self._head
         if location < 0:
-            return is_intact(self._heap[: max(0, head.heap_end)], -location - 1, i)
+            return is_intact(self._heap, head.heap_end, -location - 1, i)
         if self._crc is None or location > len(self._crc):  # a row, in a store without rows
             return False
         if head.row_is_index and location != i + 1:
             return False
         if not head.row_is_index and location > head.rows_taken:
             return False
-        return bool(self._crc[location - 1] == self._checksum(i, [c.rows[location - 1] for c in self._columns]))
+        return bool(self._crc[location - 1] == self._checksum(i, self._row(location - 1)))
 
     def _checksum(self, i: int, leaves: Sequence[Leaf]) -> int:
         """crc32 of a row, its sample's index and its type."""
@@ -137,8 +142,7 @@ class Tables:
         if row >= head.rows:
             return 0
         for c in self._columns:
-            size = c.rows.shape[1]
-            for b in range(row * size // BLOCK, -(-(row + 1) * size // BLOCK)):
+            for b in range(row * c.size // BLOCK, -(-(row + 1) * c.size // BLOCK)):
                 if not c.reserved[b]:
                     if not self._reserve(c.name, b * BLOCK, min(BLOCK, c.data.size - b * BLOCK)):
                         return 0
