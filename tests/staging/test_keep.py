@@ -535,3 +535,63 @@ def test_the_bytes_on_disk_stay_below_the_quota(folder: Path, base: Path, monkey
         kept_at.append(len(listed(base)))
     assert kept_at[0] == 0
     assert kept_at[-1] == 2
+
+
+LIBRARY = "{imports}\ndef gain(x): return {body}\n"
+
+
+def install(site: Path, name: str, version: str, body: str, imports: str = "") -> None:
+    package = site / name
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(LIBRARY.format(imports=imports, body=body))
+    for old in site.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(old)
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def versions(packages: set[str], site: Path) -> dict[str, str]:
+    """Their versions in another process, which imports all of them."""
+    code = (
+        "import sys, json, importlib; sys.path.insert(0, sys.argv[1])\n"
+        "for name in sys.argv[2:]: importlib.import_module(name)\n"
+        "from stoker.staging.library_versions import versions_of\n"
+        "print(json.dumps(versions_of(sys.argv[2:3])))"
+    )
+    words = [sys.executable, "-B", "-c", code, str(site), *sorted(packages, reverse=True), "lib_other"]
+    return dict(json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout))
+
+
+@pytest.mark.parametrize("change", ["version", "no version", "beneath", "the same version", "part", "unused"])
+def test_another_version_of_a_library_begins_another_cache(change: str, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install(
+        site, "lib_top", "1.0", "lib_deep.gain(x)", "import lib_deep\nfrom lib_space import part\n__version__ = '1'"
+    )
+    install(site, "lib_deep", "1.0", "x * 2")
+    install(site, "lib_other", "1.0", "x", "import torch")
+    part = site / "lib_space" / "part.py"
+    part.parent.mkdir()
+    part.write_text("K = 2")
+    before = versions({"lib_top"}, site)
+    assert before.keys() == {"lib_top", "lib_deep", "lib_space"}
+    assert versions({"lib_top"}, site) == before
+    if change == "version":
+        install(
+            site, "lib_top", "1.0", "lib_deep.gain(x)", "import lib_deep\nfrom lib_space import part\n__version__ = '2'"
+        )
+    elif change == "no version":
+        install(site, "lib_deep", "2.0", "x * 2")
+    elif change == "beneath":
+        install(site, "lib_deep", "1.0", "x * 3")
+    elif change == "the same version":
+        os.utime(site / "lib_top" / "__init__.py", (1, 1))
+    elif change == "part":
+        part.write_text("K = 30")
+    else:
+        install(site, "lib_other", "2.0", "x * 3")
+    after = versions({"lib_top"}, site)
+    changed = {name for name in before if before[name] != after[name]}
+    wanted = {"version": "lib_top", "the same version": "lib_top", "part": "lib_space", "unused": ""}
+    assert changed == set(filter(None, [wanted.get(change, "lib_deep")]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import locale
 import os
 import platform
@@ -21,6 +20,7 @@ from ..core.packages import is_users
 from ..core.types import JsonObject
 from .inputs import Inputs
 from .library_objects import file_stamp
+from .library_versions import versions_of
 from .source_files import SourceFiles
 
 
@@ -36,24 +36,13 @@ def key_of(
         "the source files": hashlib.sha256(stamps).hexdigest()[:32],
         "what the dataset holds": held,
         "the code": hashlib.sha256((cut + code).encode()).hexdigest()[:32],
-        "libraries": _versions({"torch", "numpy"} | inputs.packages),
+        "libraries": {"python": platform.python_version(), **versions_of({"torch", "numpy"} | inputs.packages)},
         "native modules": _native_modules(inputs.packages),
         "machine": _machine(),
         # Hashes differ between processes, unless PYTHONHASHSEED is set, and so does the order of a set of strings.
         "hashes": str(hash("seed")) if inputs.depends_on_hashes else "",
         "extra": extra,
     }
-
-
-def _versions(packages: set[str]) -> dict[str, str]:
-    """Versions of Python and libraries. The standard library and the user's own packages have none."""
-    out = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in sorted(packages - sys.stdlib_module_names):
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(name)
-            if spec is not None and spec.origin and not is_users(spec.origin):
-                out[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
-    return out
 
 
 def _native_modules(packages: Collection[str]) -> str:
