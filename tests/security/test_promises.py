@@ -60,6 +60,7 @@ TESTS = {
     "A cache's folder that is a link": "tests/security/test_promises.py::test_a_link_inside_a_cache_is_not_followed "
     "tests/staging/test_disk_cache.py::test_links_and_pipes_inside_a_cache_are_not_read "
     "tests/staging/test_disk_cache.py::test_a_folder_that_is_a_link_is_not_followed",
+    "code in a code": "tests/commands/test_config.py::test_the_table_of_another_user_is_not_read",
     "Nothing is sent anywhere": "tests/security/test_promises.py::test_nothing_is_sent_anywhere "
     "tests/security/test_environment.py::test_credentials_do_not_travel",
     "code and code remove only": "tests/commands/test_cache.py::test_what_else_lies_there",

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.staging import keep
+from stoker.staging import keep, source_files
 from stoker.staging.change_watch import STALE
 from stoker.staging.dataset import Staged
 from stoker.staging.store import folder as folder_module
@@ -595,3 +595,101 @@ def test_another_version_of_a_library_begins_another_cache(change: str, tmp_path
     changed = {name for name in before if before[name] != after[name]}
     wanted = {"version": "lib_top", "the same version": "lib_top", "part": "lib_space", "unused": ""}
     assert changed == set(filter(None, [wanted.get(change, "lib_deep")]))
+
+
+class Placed(Rows):
+    """Samples read from ``root``; what is appended names the file of a sample."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = str(root)[:-1], str(root)[-1] + name  # no string of the dataset names a folder
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        with open(f"{self.root}{self.name.format(i)}") as file:
+            x = torch.full((8, 8), float(file.read()))
+        return x if torch.rand(()) < 0.5 else x.flip(1)
+
+
+class Beside(Placed):
+    """A file beside the sample's doubles it."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        x = super().__getitem__(i)
+        return x * 2 if os.path.exists(f"{self.root}{self.name.format(i)}".replace("images", "masks")) else x
+
+
+PLACES = {
+    "deep": "/a/b{0}/c/d/e/f/g/h/x.txt",
+    "one per sample": "/drive_{0}/image/data/0.txt",
+    "hidden": "/.features/.{0}.txt",
+    "hidden folder": "/.features/{0}.txt",
+}
+
+
+def made(root: Path, name: str, cls: type[Placed] = Placed) -> Placed:
+    for i in range(N):
+        path = Path(f"{root}{name.format(i)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(i))
+    return cls(root, name)
+
+
+@pytest.mark.parametrize("where", [*PLACES, "/tmp", "/dev/shm"])
+def test_a_file_counts_wherever_samples_open_it(
+    where: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_shared = where not in PLACES
+    root = Path(where) / f"stoker-{os.getpid()}-" if is_shared else tmp_path / "data"
+    name = "{0}.txt" if is_shared else PLACES[where]
+    file, other = Path(f"{root}{name.format(17)}"), Path(where) / f"other-{os.getpid()}.txt"
+    try:
+        data = made(root, name)
+        kept(data, base, monkeypatch)
+        again, found = run(data, base)
+        assert found == N
+        if is_shared:
+            other.write_text("somebody else's")
+            assert not again._watch.changes()
+        file.write_text("300")
+        assert any(str(file) in change for change in again._watch.changes())
+        assert run(data, base)[1] == 0
+    finally:
+        if is_shared:
+            for path in (*(Path(f"{root}{name.format(i)}") for i in range(N)), other):
+                path.unlink(missing_ok=True)
+
+
+def test_a_file_counts_that_samples_ask_for_in_vain(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = made(tmp_path / "data", "/images/{0}.txt", Beside)
+    kept(data, base, monkeypatch)
+    again, found = run(data, base)
+    assert found == N
+    (tmp_path / "data" / "masks").mkdir()
+    (tmp_path / "data" / "masks" / "17.txt").touch()
+    assert any("17.txt" in change for change in again._watch.changes())
+    assert run(data, base)[1] == 0
+
+
+@pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_FOLDERS"])
+def test_nothing_is_kept_where_not_all_files_can_be_compared(
+    limit: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "data", "/{0}/x.txt")
+    monkeypatch.setattr(source_files, limit, N - 1)
+
+    class Below(Rows):
+        def __getitem__(self, i: int) -> torch.Tensor:
+            return torch.full((8, 8), float((self.folder / str(i) / "x.txt").read_text()))
+
+    with pytest.raises(UsageError, match=r"to be compared"):
+        run(Below(tmp_path / "data"), base)
+
+
+def test_a_link_to_a_folder_above_is_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path)
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a" / "b")
+    found, is_complete = source_files.folders_below(str(tmp_path))
+    assert is_complete
+    assert {os.path.relpath(path, tmp_path) for path in found} == {".", "a", "a/b", "a/again"}

@@ -191,11 +191,14 @@ class Staged(Dataset[Sample]):
             return SourceFiles(self.dataset)
         return SourceFiles(self.dataset, split.folders, split.files, inputs.texts, inputs.functions.values())
 
-    def _key(self) -> JsonObject:
-        """What a cache on disk depends on."""
+    def _key(self, is_kept: bool = False) -> JsonObject:
+        """What a cache on disk depends on. ``is_kept``: nobody asked for this cache, so it must not miss a file."""
         split, inputs = self.split, self._inputs(across_runs=True)
+        sources = self._source_files(inputs)
+        if is_kept and sources.why_incomplete:
+            raise UsageError(sources.why_incomplete)
         opened, cut = ({}, "") if split is None else (split.opened, str(split.plan.root) if split.plan else "")
-        return key_of(inputs, opened, self._source_files(inputs), self._samples, self._cache_key, cut)
+        return key_of(inputs, opened, sources, self._samples, self._cache_key, cut)
 
     # -- a dataset
 
@@ -350,8 +353,9 @@ class Staged(Dataset[Sample]):
 
         Raises:
             UsageError: the inputs have no key.
+            CacheError: others could rename caches in the folder.
         """
-        kept = KeptSamples(base, name_of(self.dataset), self._key(), self._samples, most)
+        kept = KeptSamples(base, name_of(self.dataset), self._key(is_kept=True), self._samples, most)
         if kept.is_right(self._prepare):
             self._kept = self._filler.elsewhere = kept
             atexit.register(_save_at_exit, weakref.ref(self))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import mmap
 import os
@@ -27,6 +28,7 @@ import struct
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,7 +53,11 @@ MAP_FIXED = 0x10
 PR_SET_NO_NEW_PRIVS = 38
 NICE = 5  # the trial yields to the script's own work
 MOST_FILES = 32  # maximum number of files recorded as read
+MOST_NAMES = 1000  # maximum number of names recorded in one folder
 NO_DATA = ("/proc/", "/sys/", "/dev/", "/etc/")
+SHARED_MEMORY = "/dev/shm/"
+LOOKS = ("stat", "lstat", "access")  # functions of ``os`` that raise no audit event
+EVERYTHING = "*"  # stands for all names of a folder that was listed
 RANDOM_FILES = ("/dev/urandom", "/dev/random", "/dev/hwrng", "/proc/uptime", "/proc/loadavg")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 EFFECTS = {  # audit events, by effect
@@ -170,6 +176,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
     gc.freeze()  # a collection would traverse all objects of the script: 50 ms after importing torch
     threading.excepthook = lambda _: None
     try:
+        _record_looks()
         _unshare(writer)
         warnings.showwarning = lambda *_, **__: None
         sys.addaudithook(_refuse)
@@ -202,6 +209,7 @@ def _end_after(seconds: float) -> None:
 _effects: list[str] = []
 _refused = dict(REFUSED)
 _read: dict[str, None] = {}
+_places: dict[str, set[str]] = {}
 _unpickled: set[tuple[str, str]] = set()
 _output = -1
 
@@ -217,6 +225,53 @@ def output_size() -> int:
 def files_read() -> list[str]:
     """The first files that this child has opened, except Python's own. Files opened by native code are not seen."""
     return list(_read)
+
+
+def places() -> dict[str, set[str]]:
+    """Folders and names that samples made by this child have opened, listed or asked for, whether they exist or not.
+    ``EVERYTHING`` is among the names of a folder that was listed."""
+    return _places
+
+
+def _record_looks() -> None:
+    """Has functions that ask for a file without opening it tell ``places``."""
+    packages.libraries()  # looks at files, too
+    for name in LOOKS:
+        setattr(os, name, _recording(getattr(os, name)))
+
+
+def _recording(look: Callable[..., T]) -> Callable[..., T]:
+    @functools.wraps(look)
+    def recorded(path: Any, *args: Any, **kwargs: Any) -> T:
+        if isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None:
+            _note(os.fsdecode(path))
+        return look(path, *args, **kwargs)
+
+    return recorded
+
+
+def _note(path: str, name: str = "") -> None:
+    """Records what a sample looked at. ``name``: within a folder; "" for the path itself."""
+    if "\0" in path or not _by_sample():
+        return
+    path = os.path.join(os.path.abspath(path), name) if name else os.path.abspath(path)
+    if (path.startswith(NO_DATA) and not path.startswith(SHARED_MEMORY)) or packages.installed(path):
+        return
+    folder, name = os.path.split(path)
+    names = _places.setdefault(folder, set())
+    if len(names) < MOST_NAMES:
+        names.add(name)
+
+
+def _by_sample() -> bool:
+    """Whether the caller is neither stoker nor the standard library on its behalf."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file != __file__ and not file.startswith("<frozen ") and not packages.in_stdlib(file):
+            return not file.startswith(packages.OWN)
+        frame = frame.f_back
+    return True
 
 
 def classes_unpickled() -> set[tuple[str, str]]:
@@ -235,8 +290,14 @@ def _refuse(event: str, args: Any) -> None:
         name = os.path.abspath(os.fsdecode(path))
         if name in RANDOM_FILES or (name.startswith(("/proc/", "/sys/")) and _by_user()):
             _stop(f"reads {name}")
-        if len(_read) < MOST_FILES and not name.startswith(NO_DATA) and not name.endswith((".py", ".pyc", ".so")):
+        if name.endswith((".py", ".pyc", ".so")) or (name.startswith(NO_DATA) and not name.startswith(SHARED_MEMORY)):
+            return
+        _note(name)
+        if len(_read) < MOST_FILES:
             _read[name] = None
+    elif event in ("os.listdir", "os.scandir"):
+        if isinstance(args[0], (str, bytes, os.PathLike)) or args[0] is None:
+            _note(os.fsdecode(args[0] or "."), EVERYTHING)
     elif event == "pickle.find_class":
         _unpickled.add(args)
     elif event in _refused and not (event == "os.truncate" and _is_memory(args[0])):

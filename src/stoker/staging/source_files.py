@@ -3,15 +3,20 @@
 Which files these are::
 
     named      each string in the dataset that names a file or folder, also relative to a folder that it names
-    opened     folders in which a trial's samples opened something, even natively (inotify(7), ``FolderWatch``)
-    listed     files in these folders and in those of named files, if their suffix is one that samples read: that of
-               a file which the trial opened there, or one that the code mentions. All files if the code lists
-               folders
+    opened     folders in which a trial's samples opened something, even natively (inotify(7), ``FolderWatch``), or
+               asked for a file, even in vain (``isolate.places``)
+    beside     if samples looked in folders that differ in part of their path, all folders that differ from them there
+    listed     files in these folders and in those of named files, if their kind is one that samples read: that of
+               a file which the trial opened or asked for there, or one that the code mentions. All files if the code
+               lists folders
     trees      folders that were named, with everything below them
 
+A kind is a suffix, with one more dot for a hidden file. In folders that everybody writes to (``/tmp``, the home folder)
+a suffix says nothing: there a kind is a name with 0 in place of each number, behind a slash.
+
 A stamp consists of the times of the last write and the last change in ns (the latter cannot be forged), the size and
-the inode. Hidden files, Python's own, and files that readers write to (locks of LMDB and SQLite) do not count. Nor do
-checkpoints or logs that the script writes beside its data.
+the inode. Hidden files of which samples opened none in the folder, Python's own, and files that readers write to (locks
+of LMDB and SQLite) do not count. Nor do checkpoints or logs that the script writes beside its data.
 """
 
 from __future__ import annotations
@@ -19,12 +24,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import stat
 import struct
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +39,14 @@ import torch
 from ..core.marked_code import original
 from ..core.object_tree import TABLES, attributes
 from ..core.shared import SharedList
+from .isolate import EVERYTHING
 from .users_code import codes_of, is_library_class
 
 SUFFIX_BYTES = 12
 DEPTH = 8  # nesting depth of objects searched for file names
 MOST_FILES = 200_000  # whose stamps are compared, at most
 MOST_FOLDERS = 4_000  # listed, or watched in a trial, at most
-LEVELS = 4  # of folders below a named one
+MOST_COMPARED = 64  # folders of a trial that are compared with each other, at most
 MOST_NAMED = 16  # named folders, at most
 TRIES = 10_000  # names looked up in a folder without success
 TRIES_PER_HIT = 100  # additional tries for each name that is found
@@ -46,15 +54,108 @@ NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor)
 IN_ACCESS, IN_OPEN, IN_NONBLOCK = 0x1, 0x20, 0o4000
 NOT_DATA = (".pyc", ".so", "-shm", "lock.mdb", "-journal")
 SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
-GENERAL = ("/", "/tmp", "/home", "/root", "/proc", "/dev")
+GENERAL = ("/", "/tmp", "/home", "/root", "/proc", "/dev", "/dev/shm")
 LISTS = frozenset({"listdir", "scandir", "walk", "fwalk", "glob", "iglob", "rglob", "iterdir", "ImageFolder"})
+ALL = "/*"  # among the kinds of a folder: everything in it
+ANY = "*"  # begins a part of a path that differs between samples
 Stamp = tuple[int, int, int, int] | None
+
+
+class Kinds(NamedTuple):
+    """Which files in a folder count."""
+
+    is_all: bool  # all that are not hidden
+    kinds: frozenset[str]
+
+    def joined(self, other: Kinds) -> Kinds:
+        return Kinds(self.is_all or other.is_all, self.kinds | other.kinds)
+
+    def has(self, name: str) -> bool:
+        if self.is_all and not name.startswith("."):
+            return True
+        return _kind_of_name(name) in self.kinds or _numbered(name) in self.kinds
+
+
+def _kind_of_name(name: str) -> str:
+    return "." * name.startswith(".") + os.path.splitext(name)[1]
+
+
+def _numbered(name: str) -> str:
+    return "/" + re.sub(r"\d+", "0", name)
+
+
+def with_places(
+    folders: Mapping[str, Collection[str]], places: Mapping[str, Collection[str]]
+) -> dict[str, Collection[str]]:
+    """Adds folders in which samples looked, with the names that they looked for, and patterns of folders like these. In
+    a pattern, a part that differs begins with ``ANY``; what follows is the part with 0 in place of numbers, or
+    nothing."""
+    out: dict[str, set[str]] = {folder: set(kinds) for folder, kinds in folders.items()}
+    general = {*_general(), os.getcwd()}
+    for folder, names in places.items():
+        kinds = out.setdefault(folder, set())
+        files = [name for name in names if name == EVERYTHING or not os.path.isdir(os.path.join(folder, name))]
+        kinds |= {ALL for name in files if name == EVERYTHING}
+        kinds |= {(_numbered if folder in general else _kind_of_name)(name) for name in files if name != EVERYTHING}
+    looked = [folder for folder in places if out[folder]]
+    for pattern, alike in _patterns(looked[:MOST_COMPARED], general).items():
+        out.setdefault(pattern, set()).update(*(out[folder] for folder in alike))
+    return {folder: kinds for folder, kinds in out.items() if kinds}
+
+
+def _patterns(folders: Collection[str], general: Collection[str]) -> dict[str, set[str]]:
+    """Patterns of folders that differ in as few parts of their paths as possible, with these folders."""
+    parts = {folder: folder.split("/") for folder in folders}
+    out: dict[str, set[str]] = {}
+    for a, own in parts.items():
+        others = {
+            b: [x != y for x, y in zip(own, there, strict=True)]
+            for b, there in parts.items()
+            if b != a and len(there) == len(own)
+        }
+        fewest = min(map(sum, others.values()), default=0)
+        for b, differs in others.items():
+            if sum(differs) > fewest:
+                continue
+            at = differs.index(True)
+            is_numbered = _numbered(own[at]) == _numbered(parts[b][at])
+            if at > 1 and (is_numbered or "/".join(own[:at]) not in general):
+                wild = [
+                    x if x == y else ANY + (_numbered(x)[1:] if _numbered(x) == _numbered(y) else "")
+                    for x, y in zip(own, parts[b], strict=True)
+                ]
+                out.setdefault("/".join(wild), set()).update((a, b))
+    return out
+
+
+def matching(pattern: str) -> list[str]:
+    """Folders that match a pattern of ``with_places``."""
+    found = [""]
+    for part in pattern.split("/")[1:]:
+        if not part.startswith(ANY):
+            found = [f"{folder}/{part}" for folder in found]
+            continue
+        wanted = part[len(ANY) :]
+        beside: list[str] = []
+        for folder in found:
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    is_like = _numbered(entry.name)[1:] == wanted if wanted else not entry.name.startswith(".")
+                    if is_like and len(beside) < MOST_FOLDERS and entry.is_dir():
+                        beside.append(entry.path)
+        found = beside
+    return found
 
 
 class SourceFiles:
     """Files with their stamps. ``folders``: in which a trial opened files, with their suffixes; None: there was no
     trial, and only files that the dataset names are considered. ``files``: opened by the trial. ``functions``: that
-    run."""
+    run.
+
+    Attributes:
+        stamps: of each file when this was made.
+        why_incomplete: why there are more files than these; "" if there are not.
+    """
 
     def __init__(
         self,
@@ -66,24 +167,44 @@ class SourceFiles:
     ) -> None:
         names = Names(dataset, texts)
         self._files = [*names.files, *files]
-        self._folders: dict[str, Collection[str] | None] = {}  # with the suffixes that count; None: all
+        self._folders: dict[str, Kinds] = {}
+        self._beside: dict[str, Kinds] = {}  # by pattern
+        general = _general()
         if folders is not None:
             mentioned = _suffixes_mentioned(functions, texts)
             parents = sorted({os.path.dirname(os.path.abspath(path)) for path in self._files})
             for folder in dict.fromkeys((*parents, *folders)):
-                if folder not in GENERAL:
-                    self._folders[folder] = None if mentioned is None else {*mentioned, *folders.get(folder, ())}
+                opened = frozenset(folders.get(folder, ()))
+                is_all = (mentioned is None and folder not in general) or ALL in opened
+                kinds = Kinds(is_all, opened if folder in general else opened | (mentioned or set()))
+                (self._beside if f"/{ANY}" in folder else self._folders)[folder] = kinds
         self._trees = _not_too_general(names.folders)
+        self.why_incomplete = ""
         self.stamps = self.now()
 
     def now(self) -> dict[str, Stamp]:
         """Current stamps of all files."""
         out: dict[str, Stamp] = {path: stamp_of(path) for path in self._files}
-        whole = dict.fromkeys(folder for path in self._trees for folder in folders_below(path, LEVELS))
+        whole: dict[str, None] = {}
+        for path in self._trees:
+            found, is_complete = folders_below(path)
+            whole |= dict.fromkeys(found)
+            if not is_complete:
+                self.why_incomplete = f"{path} has too many folders for all of its files to be compared"
+        listed = dict(self._folders)
+        for pattern, kinds in self._beside.items():
+            beside = matching(pattern)
+            if len(beside) >= MOST_FOLDERS:
+                self.why_incomplete = f"{pattern} are too many folders for all of their files to be compared"
+            for folder in beside:
+                listed[folder] = listed.get(folder, kinds).joined(kinds)
         for folder in whole:
-            _list(folder, out)
-        for folder in self._folders.keys() - whole.keys():
-            _list(folder, out, self._folders[folder])
+            kinds = listed.pop(folder, Kinds(True, frozenset()))
+            _list(folder, out, kinds._replace(is_all=True))
+        for folder, kinds in listed.items():
+            _list(folder, out, kinds)
+        if len(out) >= MOST_FILES:
+            self.why_incomplete = f"there are more than {MOST_FILES:,} files to be compared"
         return out
 
     def changes(self) -> list[str]:
@@ -214,39 +335,48 @@ def stamp_of(path: str) -> Stamp:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
+def _general() -> set[str]:
+    """Folders that everybody writes to."""
+    return {os.path.expanduser("~"), os.environ.get("TMPDIR", "/tmp"), *GENERAL}
+
+
 def _not_too_general(folders: Iterable[str]) -> list[str]:
     """Drops folders that hold more than data."""
-    general = {os.path.expanduser("~"), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), *GENERAL}
+    general = {*_general(), os.getcwd()}
     real = dict.fromkeys(os.path.abspath(f) for f in folders)
     return [f for f in real if f not in general and (f.startswith("/dev/shm/") or not f.startswith(SYSTEM))]
 
 
-def folders_below(path: str, levels: int) -> list[str]:
-    """A folder and those below it."""
+def folders_below(path: str) -> tuple[list[str], bool]:
+    """A folder and those below it, the nearest first; and whether these are all."""
     out: list[str] = []
-    waiting = [(path, levels)]
+    waiting = deque([path])
+    linked = {os.path.realpath(path)}
     while waiting and len(out) < MOST_FOLDERS:
-        folder, left = waiting.pop()
+        folder = waiting.popleft()
         out.append(folder)
-        if left:
-            try:
-                with os.scandir(folder) as found:
-                    inside = [e.path for e in found if not e.name.startswith((".", "__pycache__")) and e.is_dir()]
-            except OSError:
-                continue
-            waiting += [(each, left - 1) for each in inside]
-    return out
+        try:
+            with os.scandir(folder) as found:
+                inside = [e for e in found if not e.name.startswith((".", "__pycache__")) and e.is_dir()]
+        except OSError:
+            continue
+        for entry in inside:
+            if entry.is_symlink():  # perhaps to a folder above
+                real = os.path.realpath(entry.path)
+                if real in linked:
+                    continue
+                linked.add(real)
+            waiting.append(entry.path)
+    return out, not waiting
 
 
-def _list(folder: str, out: dict[str, Stamp], suffixes: Collection[str] | None = None) -> None:
-    """Adds the files directly in a folder that have one of the suffixes; None: any suffix."""
+def _list(folder: str, out: dict[str, Stamp], kinds: Kinds) -> None:
+    """Adds the files directly in a folder that count."""
     try:
         with os.scandir(folder) as found:
             for entry in found:
                 name = entry.name
-                if len(out) >= MOST_FILES or name.startswith(".") or name.endswith(NOT_DATA):
-                    continue
-                if suffixes is not None and os.path.splitext(name)[1] not in suffixes:
+                if len(out) >= MOST_FILES or name.endswith(NOT_DATA) or not kinds.has(name):
                     continue
                 path = entry.path
                 try:  # not suppress(): there may be 200,000 entries
@@ -277,7 +407,7 @@ class FolderWatch:
         here = self._here = os.getcwd()
         candidates: dict[str, None] = {here: None}
         for root in _not_too_general({*names.folders, *parents, *near}):
-            candidates |= dict.fromkeys(folders_below(root, LEVELS))
+            candidates |= dict.fromkeys(folders_below(root)[0])
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             self._fd = libc.inotify_init1(IN_NONBLOCK)

@@ -41,13 +41,13 @@ from ..core.types import Batch, Index, MapDataset, Sample
 from .callee import Compiled
 from .collated import SIZE, collate_samples
 from .inputs import Inputs
-from .isolate import allow_connections, files_read
+from .isolate import allow_connections, files_read, places
 from .library_objects import attributes_of
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
 from .search import PlanSearch, weaker_plans
-from .source_files import FolderWatch
+from .source_files import FolderWatch, with_places
 from .stages import Row, cut_of, rows_of
 from .store.encode import CacheError
 from .users_code import is_users_module
@@ -69,7 +69,7 @@ class TrialResult(NamedTuple):
     memo: MemoPlan | None = None  # calls that are cached instead, if that leaves less to do; ``plan`` is then None
     opened: dict[str, Entry] | None = None  # what loading the first sample creates. See ``Inputs.opened``.
     files: Sequence[str] = ()  # some of the files from which samples are read
-    folders: Mapping[str, Collection[str]] = {}  # where the trial's samples opened files, with their suffixes
+    folders: Mapping[str, Collection[str]] = {}  # where the trial's samples looked, with kinds: see ``source_files``
     has_no_effects: bool = False  # nor is anything printed, logged or written
     may_write: bool = True  # loading a sample may, in some branch, change something that another one reads
     writes_elsewhere: bool = True  # and that may be outside of the dataset: a global variable, an attribute of a class
@@ -140,7 +140,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         changes=next(filter(None, map(attribute_of_dataset, samples.filled)), ""),
         opened=samples.made,
         files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
-        folders=watch.folders(),
+        folders=with_places(watch.folders(), places()),
         may_write=may_write,
         writes_elsewhere=writes_elsewhere,
         is_view=samples.are_views(),
