@@ -693,3 +693,12 @@ def test_a_link_to_a_folder_above_is_followed_once(tmp_path: Path) -> None:
     found, is_complete = source_files.folders_below(str(tmp_path))
     assert is_complete
     assert {os.path.relpath(path, tmp_path) for path in found} == {".", "a", "a/b", "a/again"}
+
+
+def test_each_of_many_named_folders_counts(tmp_path: Path) -> None:
+    folders = [tmp_path / f"scene {chr(65 + i)}" for i in range(24)]
+    for folder in folders:
+        folder.mkdir()
+    sources = source_files.SourceFiles(list(map(str, folders)))
+    (folders[-2] / "x.txt").touch()
+    assert sources.changes() == [str(folders[-2] / "x.txt")]

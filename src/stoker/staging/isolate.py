@@ -282,19 +282,8 @@ def classes_unpickled() -> set[tuple[str, str]]:
 def _refuse(event: str, args: Any) -> None:
     """Audit hook (PEP 578) that refuses effects outside the process."""
     if event == "open":
-        path, mode, flags = args
-        if path in (os.devnull, None) or isinstance(path, int):
-            return
-        if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
-            _stop(f"opens {path!r} for writing")
-        name = os.path.abspath(os.fsdecode(path))
-        if name in RANDOM_FILES or (name.startswith(("/proc/", "/sys/")) and _by_user()):
-            _stop(f"reads {name}")
-        if name.endswith((".py", ".pyc", ".so")) or (name.startswith(NO_DATA) and not name.startswith(SHARED_MEMORY)):
-            return
-        _note(name)
-        if len(_read) < MOST_FILES:
-            _read[name] = None
+        if args[0] not in (os.devnull, None) and not isinstance(args[0], int):
+            _check_open(*args)
     elif event in ("os.listdir", "os.scandir"):
         if isinstance(args[0], (str, bytes, os.PathLike)) or args[0] is None:
             _note(os.fsdecode(args[0] or "."), EVERYTHING)
@@ -305,6 +294,19 @@ def _refuse(event: str, args: Any) -> None:
             _stop(_refused[event])
         elif not os.path.exists(args[0]):  # otherwise it creates none: ``os.makedirs(path, exist_ok=True)``
             _stop(f"{_refused[event]}, {os.fsdecode(args[0])!r}{_in_library()}")
+
+
+def _check_open(path: str | bytes, mode: object, flags: object) -> None:
+    if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
+        _stop(f"opens {path!r} for writing")
+    name = os.path.abspath(os.fsdecode(path))
+    if name in RANDOM_FILES or (name.startswith(("/proc/", "/sys/")) and _by_user()):
+        _stop(f"reads {name}")
+    if name.endswith((".py", ".pyc", ".so")) or (name.startswith(NO_DATA) and not name.startswith(SHARED_MEMORY)):
+        return
+    _note(name)
+    if len(_read) < MOST_FILES:
+        _read[name] = None
 
 
 def allow_connections() -> None:
@@ -318,8 +320,8 @@ def _is_memory(file: object) -> bool:
 
 
 def _by_user() -> bool:
-    """Whether the user's code is the caller, directly or through the standard library."""
-    frame = sys._getframe(2)
+    """Whether the user's code opens a file, directly or through the standard library."""
+    frame = sys._getframe(3)  # skips the audit hook
     while frame.f_back is not None and packages.in_stdlib(frame.f_code.co_filename):
         frame = frame.f_back
     return is_users_code(frame.f_code)

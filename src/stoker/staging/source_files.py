@@ -45,9 +45,10 @@ from .users_code import codes_of, is_library_class
 SUFFIX_BYTES = 12
 DEPTH = 8  # nesting depth of objects searched for file names
 MOST_FILES = 200_000  # whose stamps are compared, at most
-MOST_FOLDERS = 4_000  # listed, or watched in a trial, at most
+MOST_FOLDERS = 4_000  # below a named one that are listed, or watched in a trial, at most
+MOST_IN_ALL = 64_000  # below named ones
 MOST_COMPARED = 64  # folders of a trial that are compared with each other, at most
-MOST_NAMED = 16  # named folders, at most
+MOST_SEARCHED = 16  # named folders in which other strings are looked up, at most
 TRIES = 10_000  # names looked up in a folder without success
 TRIES_PER_HIT = 100  # additional tries for each name that is found
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor)
@@ -187,10 +188,15 @@ class SourceFiles:
         out: dict[str, Stamp] = {path: stamp_of(path) for path in self._files}
         whole: dict[str, None] = {}
         for path in self._trees:
+            if path in whole:
+                continue
             found, is_complete = folders_below(path)
             whole |= dict.fromkeys(found)
             if not is_complete:
                 self.why_incomplete = f"{path} has too many folders for all of its files to be compared"
+            if len(whole) > MOST_IN_ALL:
+                self.why_incomplete = f"there are more than {MOST_IN_ALL:,} folders with files to be compared"
+                break
         listed = dict(self._folders)
         for pattern, kinds in self._beside.items():
             beside = matching(pattern)
@@ -227,14 +233,14 @@ class Names:
             found = _kind(text)
             if found == "file":
                 self.files.append(text)
-            elif found == "folder" and len(self.folders) < MOST_NAMED:
+            elif found == "folder":
                 self.folders.append(text)
             elif not os.path.isabs(text):
                 left.append(text)
         self._look_in_folders(left)
 
     def _look_in_folders(self, texts: list[str]) -> None:
-        for folder in list(self.folders):
+        for folder in self.folders[:MOST_SEARCHED]:
             tries = TRIES
             for text in texts:
                 if tries <= 0:  # strings that are not file names, say a million captions, must not be tried everywhere
@@ -407,7 +413,8 @@ class FolderWatch:
         here = self._here = os.getcwd()
         candidates: dict[str, None] = {here: None}
         for root in _not_too_general({*names.folders, *parents, *near}):
-            candidates |= dict.fromkeys(folders_below(root)[0])
+            if len(candidates) < MOST_FOLDERS:
+                candidates |= dict.fromkeys(folders_below(root)[0])
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             self._fd = libc.inotify_init1(IN_NONBLOCK)
