@@ -384,7 +384,7 @@ class Texts(Rows):
         return (text, list(range(300 + i)), float((self.folder / f"{i}.txt").read_text())), float(torch.rand(()))
 
 
-def kept(data: Rows, base: Path, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 30) -> None:
+def kept(data: Rows, base: Path, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 30, indices: Any = range(N)) -> None:
     """Fills a cache, and writes it in this process."""
 
     def write(self: keep.KeptSamples, store: Any, filled: Any, damaged: Any) -> None:
@@ -399,7 +399,7 @@ def kept(data: Rows, base: Path, monkeypatch: pytest.MonkeyPatch, most: int = 1 
         staged, _ = run(data, base, most)
         for _ in range(2):
             staged._begin()
-            for i in range(N):
+            for i in indices:
                 staged[i]
 
 
@@ -702,3 +702,15 @@ def test_each_of_many_named_folders_counts(tmp_path: Path) -> None:
     sources = source_files.SourceFiles(list(map(str, folders)))
     (folders[-2] / "x.txt").touch()
     assert sources.changes() == [str(folders[-2] / "x.txt")]
+
+
+def test_a_cache_that_was_begun_with_few_samples_takes_all(
+    folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Large(Rows):
+        def __getitem__(self, i: int) -> torch.Tensor:
+            return torch.full((512, 64), float((self.folder / f"{i}.txt").read_text()))
+
+    for indices in (range(20), range(N)):
+        kept(Large(folder), base, monkeypatch, indices=indices)
+    assert samples_in(base) == N

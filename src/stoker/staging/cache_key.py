@@ -36,7 +36,10 @@ def key_of(
         "the source files": hashlib.sha256(stamps).hexdigest()[:32],
         "what the dataset holds": held,
         "the code": hashlib.sha256((cut + code).encode()).hexdigest()[:32],
-        "libraries": {"python": platform.python_version(), **versions_of({"torch", "numpy"} | inputs.packages)},
+        "libraries": {
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            **versions_of({"torch", "numpy"} | inputs.packages),
+        },
         "native modules": _native_modules(inputs.packages),
         "machine": _machine(),
         # Hashes differ between processes, unless PYTHONHASHSEED is set, and so does the order of a set of strings.

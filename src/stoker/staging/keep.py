@@ -237,20 +237,22 @@ def write(fds: Sequence[int], samples: int, damaged: int, nbytes: int, to: tuple
         check_base(base)
         remove_remnants(base)
         own = paths_for(base, name, key)
-        beside = _bytes_beside(store, key)
-        room = _make_space(base, own, beside + nbytes + nbytes // SPARE, most)
-        if room:
-            budget = min(nbytes + nbytes // 8, (room - beside) * SPARE // (SPARE + 1))
+        there = sum(cache.nbytes for cache in listed(base) if cache.path in own)
+        whole = nbytes * samples // max(1, store.account.filled) * 9 // 8 + BLOCK  # others may fill it later
+        beside = _bytes_beside(store, key, whole)
+        most_here = _make_space(base, own, max(there, beside + nbytes + nbytes // SPARE), most)
+        if most_here:
+            budget = min(whole, (most_here - beside) * SPARE // (SPARE + 1))
             _write_to(open_for(base, name, key)[0], store, indices[:damaged], indices[damaged:], budget)
             if sum(cache.nbytes for cache in listed(base)) > most:  # an earlier run had a larger quota
                 for path in own:
                     discard(path)
 
 
-def _bytes_beside(store: Store, key: JsonObject) -> int:
-    """Bytes of a cache on disk beside those of its samples, at most: see ``store.folder``."""
+def _bytes_beside(store: Store, key: JsonObject, whole: int) -> int:
+    """Bytes of a cache on disk beside the ``whole`` of its samples, at most: see ``store.folder``."""
     columns = len(store.layout.sizes) if store.layout is not None else 0
-    tables = 8 * store.samples + 4 * store.samples + 2 * SPEC_BYTES + store.account.nbytes // BLOCK + columns
+    tables = 8 * store.samples + 4 * store.samples + 2 * SPEC_BYTES + whole // BLOCK + columns
     files = 2 * columns + 8  # and the folder
     return tables + len(json.dumps(key, indent=1)) + 2 * PAGE * files
 
