@@ -82,7 +82,7 @@ def test_ls(place: Place, stoker_cache: Any, tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert found["schema"] == 3
     assert found["dir"] == str(place.cache)
-    used = sum(p.stat().st_blocks * 512 for p in cache.iterdir())
+    used = sum(p.stat().st_blocks * 512 for p in (cache, *cache.iterdir()))
     assert found["caches"][0] | {"path": str(cache), "samples": N, "nbytes": used} == found["caches"][0]
 
 
