@@ -72,6 +72,7 @@ class TrialResult(NamedTuple):
     folders: Mapping[str, Collection[str]] = {}  # where the trial's samples looked, with kinds: see ``source_files``
     has_no_effects: bool = False  # nor is anything printed, logged or written
     may_write: bool = True  # loading a sample may, in some branch, change something that another one reads
+    writes: bool = True  # the same, without what libraries' objects change in themselves
     writes_elsewhere: bool = True  # and that may be outside of the dataset: a global variable, an attribute of a class
     is_view: bool = True  # samples may be views of the dataset's memory
     is_stateless: bool = False  # loading a sample changes nothing in the dataset, in any branch
@@ -128,9 +129,11 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     may_write = not samples.loaded or bool(samples.changes or samples.may_write)
     is_stateless = not (may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
     own = {name for name, _ in attributes_of(dataset)}
-    writes_elsewhere = (
-        not samples.loaded or not samples.may_write <= own or not all(map(attribute_of_dataset, samples.changes))
-    )
+    changed = [*samples.changes, *samples.filled]
+    changes_globals = any(path.startswith("dataset[1]") for path in changed)
+    writes_elsewhere = not samples.loaded or not samples.may_write <= own or changes_globals
+    # Libraries' transforms keep what they drew in themselves, which no other sample reads.
+    writes = writes_elsewhere or bool(samples.may_write) or any(map(attribute_of_dataset, changed))
     # What native objects keep is seen in what they pickle to.
     is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(Inputs(dataset)))
     is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
@@ -142,6 +145,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
         folders=with_places(watch.folders(), places()),
         may_write=may_write,
+        writes=writes,
         writes_elsewhere=writes_elsewhere,
         is_view=samples.are_views(),
         is_stateless=is_stateless,

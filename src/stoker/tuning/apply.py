@@ -318,9 +318,7 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if found is None:
         return own, f"kept {own}: {known.reason}"
     if own:
-        return (
-            (own, f"kept {own}: loading a sample may change data that others read") if found.may_write else (guess, why)
-        )
+        return (own, f"kept {own}: loading a sample may change data that others read") if found.writes else (guess, why)
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
     plan, size = found.plan, loader.batch_size or 1
