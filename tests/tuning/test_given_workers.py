@@ -294,3 +294,17 @@ def test_workers_are_given_where_the_script_cannot_tell(applied: dict[str, Any])
         list(loader)
     (entry,) = applied.values()
     assert entry["to"]["num_workers"] == 2, entry
+
+
+def test_a_loader_within_a_sample_is_left_alone(applied: dict[str, Any]) -> None:
+    inner: list[Any] = []
+
+    def nested(data: Sines, i: int, x: Any) -> Any:
+        inner.append(Loader([i, i + 1], batch_size=2))
+        return x + sum(float(batch.sum()) for batch in inner[-1])
+
+    loader = Loader(Sines(nested), batch_size=BATCH)
+    for _ in range(2):
+        list(loader)
+    assert len(inner) == 2 * N
+    assert len(applied) == 1

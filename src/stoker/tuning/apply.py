@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, SequentialSampler, get_worker_info
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from ..core.allocator import keep_freed_memory
 from ..core.dataset_tree import without_subsets
@@ -68,6 +69,8 @@ BY_SCRIPT = "; cached batches are loaded in the script's own process where that 
 TAKEN_OVER = "; workers took over where that failed but they succeeded:"
 WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
 
+_NEXT = {_BaseDataLoaderIter.__next__.__code__, _SingleProcessDataLoaderIter._next_data.__code__}
+
 _datasets: list[ManagedDataset] = []
 _entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader name
 _vain: list[float] = []  # seconds spent waiting for trials that did not end
@@ -81,6 +84,8 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
     keep_freed_memory()
 
     def make_iterator(loader: LoaderLike) -> Iterator[Batch]:
+        if _is_in_a_sample():
+            return engine.torch_get_iterator(loader)  # type: ignore[arg-type]
         chosen = EpochChoice()
         with _left_as_it_is(loader):
             chosen = _choose(loader, applied)
@@ -91,6 +96,19 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
         return it
 
     return make_iterator
+
+
+def _is_in_a_sample() -> bool:
+    """Whether another loader's batch is being made: a sample that iterates over a loader of its own, which lives for as
+    long as the sample takes."""
+    if get_worker_info() is not None:
+        return True
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code in _NEXT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class EpochChoice(NamedTuple):
