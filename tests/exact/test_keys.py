@@ -125,8 +125,7 @@ def test_what_counts_and_what_does_not(tmp_path: Path) -> None:
 
 
 def test_the_environment_counts_under_whatever_name(tmp_path: Path) -> None:
-    before = keys(tmp_path / "a", ENVIRONMENT, X="1", HOME="/a")
-    after = keys(tmp_path / "a", ENVIRONMENT, X="2", HOME="/b")
-    assert all(before[name] != after[name] for name in ENVIRONMENT)
-    other = keys(tmp_path / "a", {name: edit[0] for name, edit in SAME.items()}, X="1")
-    assert other == keys(tmp_path / "a", {name: edit[0] for name, edit in SAME.items()}, X="2")
+    sources = ENVIRONMENT | {name: edit[0] for name, edit in SAME.items()}
+    before = keys(tmp_path / "a", sources, X="1", HOME="/a")
+    after = keys(tmp_path / "a", sources, X="2", HOME="/b")
+    assert {name for name in sources if before[name] != after[name]} == ENVIRONMENT.keys()
