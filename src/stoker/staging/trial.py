@@ -126,14 +126,8 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
     known = set(sys.modules)
     found = _found(samples, time.monotonic() + limit_s, changing)
-    may_write = not samples.loaded or bool(samples.changes or samples.may_write)
-    is_stateless = not (may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
-    own = {name for name, _ in attributes_of(dataset)}
-    changed = [*samples.changes, *samples.filled]
-    changes_globals = any(path.startswith("dataset[1]") for path in changed)
-    writes_elsewhere = not samples.loaded or not samples.may_write <= own or changes_globals
-    # Libraries' transforms keep what they drew in themselves, which no other sample reads.
-    writes = writes_elsewhere or bool(samples.may_write) or any(map(attribute_of_dataset, changed))
+    found = found._replace(**_writes(samples))
+    is_stateless = not (found.may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
     # What native objects keep is seen in what they pickle to.
     is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(Inputs(dataset)))
     is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
@@ -144,9 +138,6 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         opened=samples.made,
         files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
         folders=with_places(watch.folders(), places()),
-        may_write=may_write,
-        writes=writes,
-        writes_elsewhere=writes_elsewhere,
         is_view=samples.are_views(),
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
@@ -156,6 +147,18 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         may_draw=samples.may_draw,
         sources=sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten}),
     )
+
+
+def _writes(samples: TrialSamples) -> dict[str, bool]:
+    """What the user's code may change while it makes a sample: the fields of a ``TrialResult`` about it."""
+    if not samples.loaded:
+        return {"may_write": True, "writes": True, "writes_elsewhere": True}
+    names, changed = samples.may_write, [*samples.changes, *samples.filled]
+    elsewhere = not names <= {name for name, _ in attributes_of(samples.dataset)}
+    elsewhere = elsewhere or any(path.startswith("dataset[1]") for path in changed)
+    # Libraries' transforms keep what they drew in themselves, which no other sample reads.
+    writes = elsewhere or bool(names) or any(map(attribute_of_dataset, changed))
+    return {"may_write": bool(samples.changes or names), "writes": writes, "writes_elsewhere": elsewhere}
 
 
 def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
