@@ -126,7 +126,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
     known = set(sys.modules)
     found = _found(samples, time.monotonic() + limit_s, changing)
-    found = found._replace(**_writes(samples))
+    found = _with_writes(found, samples)
     is_stateless = not (found.may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
     # What native objects keep is seen in what they pickle to.
     is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(Inputs(dataset)))
@@ -149,16 +149,16 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     )
 
 
-def _writes(samples: TrialSamples) -> dict[str, bool]:
-    """What the user's code may change while it makes a sample: the fields of a ``TrialResult`` about it."""
+def _with_writes(found: TrialResult, samples: TrialSamples) -> TrialResult:
+    """Adds what the user's code may change while it makes a sample."""
     if not samples.loaded:
-        return {"may_write": True, "writes": True, "writes_elsewhere": True}
+        return found._replace(may_write=True, writes=True, writes_elsewhere=True)
     names, changed = samples.may_write, [*samples.changes, *samples.filled]
     elsewhere = not names <= {name for name, _ in attributes_of(samples.dataset)}
     elsewhere = elsewhere or any(path.startswith("dataset[1]") for path in changed)
     # Libraries' transforms keep what they drew in themselves, which no other sample reads.
     writes = elsewhere or bool(names) or any(map(attribute_of_dataset, changed))
-    return {"may_write": bool(samples.changes or names), "writes": writes, "writes_elsewhere": elsewhere}
+    return found._replace(may_write=bool(samples.changes or names), writes=writes, writes_elsewhere=elsewhere)
 
 
 def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
