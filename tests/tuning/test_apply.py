@@ -8,7 +8,6 @@ import random
 import signal
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,9 @@ from stoker.core.errors import UsageError
 from stoker.core.random_state import RandomState
 from stoker.loader.loader_state import state_of
 from stoker.staging.isolate import run_isolated
-from stoker.tuning import apply, given_workers
+from stoker.tuning import apply
+
+from .conftest import put_behind_apply
 
 
 class Slow(Dataset[Any]):
@@ -72,16 +73,7 @@ def negative(x: Any) -> Any:
 
 @pytest.fixture
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
-        monkeypatch.setattr(apply, name, value)
-    monkeypatch.setattr(apply, "_with_gradients", set())
-    for name in ("WAIT_S", "LONG_WAIT_S"):
-        monkeypatch.setattr(apply, name, 60.0)
-    monkeypatch.setattr(given_workers, "MOST_SHARE", 1e9)  # batches take little time here
-    monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
-    out: dict[str, Any] = {}
-    Loader._get_iterator = apply.begin(out)
-    return out
+    return put_behind_apply(Loader, monkeypatch)
 
 
 def test_a_trial_begins_when_a_loader_is_made(applied: dict[str, Any]) -> None:

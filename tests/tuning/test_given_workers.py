@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 import types
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from stoker.core.compare import equal_bits
 from stoker.staging import change_watch
-from stoker.tuning import apply, given_workers
+from stoker.tuning import apply
 from stoker.tuning.cached_epochs import CachedEpochs, Maker
+
+from .conftest import put_behind_apply
 
 N, BATCH, EPOCHS = 48, 6, 3
 STEP = [0]
@@ -165,6 +166,14 @@ def sampler_asked(loader_of: Callable[..., Any]) -> Iterator[Any]:
             yield batch, sampler.at
 
 
+def sampler_within_asked(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    sampler = InTurn()
+    loader = loader_of(Sines(), batch_sampler=BatchSampler(sampler, BATCH, False))
+    for _ in range(EPOCHS):
+        for batch in loader:
+            yield batch, sampler.at
+
+
 def written_to(loader_of: Callable[..., Any]) -> Iterator[Any]:
     data = Sines(lambda data, i, x: data.row)
     loader = loader_of(data, batch_size=1, collate_fn=itself)
@@ -237,6 +246,7 @@ SCRIPTS = {
     "rare samples append to a global": seen(in_a_rare_branch),
     "a collate function that counts": collate_counts,
     "a sampler that is looked at": sampler_asked,
+    "a sampler within torch's that is looked at": sampler_within_asked,
     "samples that the loop writes to": written_to,
     "an error that is caught": error_caught,
     "the number of workers": worker_count,
@@ -254,19 +264,10 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
-        monkeypatch.setattr(apply, name, value)
-    monkeypatch.setattr(apply, "_with_gradients", set())
-    for name in ("WAIT_S", "LONG_WAIT_S"):
-        monkeypatch.setattr(apply, name, 60.0)
     for name in ("TINY_BATCH_S", "TINY_SAMPLE_S"):
         monkeypatch.setattr(apply, name, 0.0)
-    monkeypatch.setattr(given_workers, "MOST_SHARE", 1e9)  # beside other tests a comparison may take any time
     monkeypatch.setattr(change_watch, "COMPARED", 0)  # nothing is found by making samples again
-    monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
-    out: dict[str, Any] = {}
-    Loader._get_iterator = apply.begin(out)
-    return out
+    return put_behind_apply(Loader, monkeypatch)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

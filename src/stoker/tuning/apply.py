@@ -126,7 +126,7 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
         return EpochChoice(_stream_with_cache(loader, applied))
     known = _manage(loader, applied)
     state = state_of(loader)
-    is_given = state.own_workers == 0 and known.found is not None and int(loader.num_workers) > 0
+    is_given = state.own_workers == 0 and int(loader.num_workers) > 0
     state.changed = ScriptChanges(loader, known.found) if is_given and known.found is not None else None
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
     in_script = known.is_for_script(loader)  # before the plan: it begins the epoch

@@ -49,7 +49,7 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
         return f"loading a sample may change {changes}, and the script would not see that change from a worker"
     if found.is_view and not (loader._auto_collation and is_plain(loader.collate_fn)):
         return "samples are views of the dataset's memory, and what the loop writes to a worker's batch would be lost"
-    for sampler in (loader.sampler, loader.batch_sampler):
+    for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         if sampler is not None and not type(sampler).__module__.startswith("torch.utils.data."):
             return f"{type(sampler).__name__} is the script's own, and workers would ask it for batches ahead of time"
     drawn = _drawn(loader, found)
