@@ -224,7 +224,7 @@ def complexity(function: Function) -> int:
 def test_a_type_name_means_one_thing() -> None:
     where: dict[str, set[str]] = {}
     for path in SRC.parent.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         names = [n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
         aliases = [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
         for name in names + [a for a in aliases if a[0].isupper() and not a.isupper()]:

@@ -336,9 +336,9 @@ class OpenedOnce(OwnGenerators):
         return super().__getitem__(i)
 
 
-@pytest.mark.parametrize("after", [0, 17, 40])
 @pytest.mark.parametrize(
-    "settings", [{}, {"shuffle": True, "drop_last": True}, {"sampler": DrawingSampler(41), "collate_fn": collate}]
+    ("after", "settings"),
+    [(0, {}), (17, {"shuffle": True, "drop_last": True}), (40, {"sampler": DrawingSampler(41), "collate_fn": collate})],
 )
 def test_after_an_error_workers_make_the_rest(after: int, settings: dict[str, Any]) -> None:
     settings = {"num_workers": 2, "batch_size": 4, **settings}

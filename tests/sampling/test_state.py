@@ -159,7 +159,7 @@ OTHER = [(2, "process"), (2, "thread")]
 DATASETS = {"map": Augmented, "iterable": Stream, "stateful": StatefulStream}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "workers", "before", "method"),
     [
@@ -335,7 +335,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "persistent"),
     [

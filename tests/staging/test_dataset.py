@@ -106,7 +106,7 @@ def settings_with(*names: str) -> list[Any]:
     ],
     ids=["fork", "persistent", "strides", "dict", "odd", "thread", "spawn"],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_cached_epoch_is_the_uncached_one_to_the_bit(settings: dict[str, Any], kind: str) -> None:
     collate = {"collate_fn": stay} if kind == "odd" else {}
     forked = {**settings, "multiprocessing_context": None}  # how workers start changes no bit, and spawning takes long
@@ -399,6 +399,7 @@ def test_what_a_dataset_opens_with_its_first_sample_is_no_change(loads: Any, wor
     assert staged.account.filled == N
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loads", [Connection, lambda: [5] * N], ids=["connection", "list"])
 def test_what_the_first_sample_opens_in_one_part_others_open_in_theirs(loads: Any) -> None:
     """And what the script puts there is a change, if it is anything else."""

@@ -205,7 +205,7 @@ def test_what_changed_without_a_trace_is_found_by_a_sample(files: list[Path], tm
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_a_flipped_byte_is_never_served(files: list[Path], tmp_path: Path, fn: Any, seed: int) -> None:
     """Anywhere in the cache."""
     where = tmp_path / "cache"
@@ -689,7 +689,7 @@ def test_a_cache_under_the_name_of_another_is_made_anew(files: list[Path], tmp_p
     assert check(staged) == N
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["manifest.json", "column-0.npy", "lock"])
 @pytest.mark.parametrize("kind", ["fifo", "zero", "copy", "folder"])
 def test_links_and_pipes_inside_a_cache_are_not_read(files: list[Path], tmp_path: Path, name: str, kind: str) -> None:

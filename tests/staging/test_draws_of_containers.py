@@ -53,6 +53,7 @@ class Pictures(Dataset):
         return self.tf(x)
 
 
+@pytest.mark.slow
 def test_a_draw_that_changes_no_cached_part_does_not_end_the_cache() -> None:
     staged = stoker.Staged(Pictures())
     for _ in range(2):

@@ -135,6 +135,7 @@ def test_nothing_is_made_twice(folder: Path, base: Path, monkeypatch: pytest.Mon
     until(lambda: samples_in(base) == N)
 
 
+@pytest.mark.slow
 def test_what_was_changed_in_the_middle_of_an_epoch_is_not_kept(folder: Path, base: Path) -> None:
     staged, _ = run(Rows(folder), base)
     staged._begin()
@@ -148,6 +149,7 @@ def test_what_was_changed_in_the_middle_of_an_epoch_is_not_kept(folder: Path, ba
     assert not listed(base)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("edit", ["file", "scale", "size"])
 def test_another_input_begins_another_cache(edit: str, folder: Path, base: Path) -> None:
     first, _ = run(Rows(folder), base)
@@ -420,6 +422,7 @@ def spoil_block(cache: Path, i: int, old: bytes, new: bytes) -> None:
     heap.flush()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("old", "new"),
     [(b"ababab", b"ab\xffbab"), (b"\xdc\x01", b"\xc1\x01"), (b'"s"', b'"\xff"'), (b'"s"', b'"z"'), (b'"L"', b'"i"')],
@@ -462,6 +465,7 @@ def test_a_cache_of_other_inputs_under_this_name_is_not_read(
     assert run(Rows(folder, 4.0), base)[1] == N
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["foreign", "open", "open, but sticky"])
 def test_a_folder_in_which_others_may_rename_is_refused(
     how: str, folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
@@ -508,6 +512,7 @@ def test_another_process_that_holds_the_lock_makes_nobody_wait(
         other.kill()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_truncated_while_it_is_read_ends_nothing(
     folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,6 +638,7 @@ def made(root: Path, name: str, cls: type[Placed] = Placed) -> Placed:
     return cls(root, name)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", [*PLACES, "/tmp", "/dev/shm"])
 def test_a_file_counts_wherever_samples_open_it(
     where: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch

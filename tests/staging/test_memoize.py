@@ -474,6 +474,7 @@ class NewReader(OfReader):
         return super().__getitem__(i)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "shown"), [(OfReader, "self.reader.load"), (NewReader, "slow_array")])
 def test_calls_of_an_object_that_the_dataset_holds(kind: Any, shown: str) -> None:
     staged = stoker.Staged(kind())

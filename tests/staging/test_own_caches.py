@@ -169,7 +169,7 @@ def epochs(loader: Any, n: int = 3) -> list[Any]:
 
 
 @pytest.mark.parametrize(("make", "workers"), [*((kind, 0) for kind in KINDS), (InADictionary, 2), (InAList, 2)])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_what_such_a_dataset_loads_is_kept_and_the_dataset_left_alone(make: Callable[[], Any], workers: int) -> None:
     data = make()
     settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}

@@ -250,6 +250,7 @@ def as_it_is(part: Any) -> Any:
     return part
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["nothing", "file", "fifo"])
 def test_a_worker_does_not_take_another_file_for_the_cache(what: str, tmp_path: Path) -> None:
     """The cache is closed before a worker opens it by number, and the script opens its own file."""

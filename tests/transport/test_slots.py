@@ -115,6 +115,7 @@ def test_a_list_of_half_a_gigabyte() -> None:
     assert all(intact(b, 2 * i) for i, b in enumerate(batches))
 
 
+@pytest.mark.slow
 def test_a_batch_outlives_its_loader_and_its_workers() -> None:
     loader = stoker.DataLoader(Noise(8, 5000), batch_size=2, num_workers=2)
     it = iter(loader)

@@ -23,17 +23,17 @@ class Texts(Dataset[Any]):
     counts = False
 
     def __len__(self) -> int:
-        return 48
+        return 24
 
     def __getitem__(self, i: int) -> tuple[str, int]:
         if self.counts:
             SEEN["texts"] += 1
-        return f"a b {i} " * 150, i
+        return f"a b {i} " * 40, i
 
 
 def number(word: str, vocab: dict[str, int]) -> int:
     out = vocab.get(word, 0)
-    for letter in word * 16:
+    for letter in word * 4:
         out = (out * 31 + ord(letter)) % 10_007
     return out
 
@@ -140,7 +140,7 @@ def test_calls_for_single_samples_are_kept(applied: dict[str, Any], collate_fn: 
     (known,) = apply._datasets
     assert known.collated is not None
     assert known.collated.usable
-    assert known.collated.account.filled == 48
+    assert known.collated.account.filled == 24
     assert "encode" in known.report()["collate"]
 
 
@@ -171,19 +171,19 @@ def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any
     first, _ = list(loader), list(loader)
     (known,) = apply._datasets
     assert known.collated is not None
-    assert known.collated.account.filled == 48
+    assert known.collated.account.filled == 24
     collator.vocab["b"] = 9
     with pytest.warns(UserWarning, match="Cache discarded"):
         second = list(loader)
     assert not equal_bits(first, second)
-    assert equal_bits(second, [collator([Texts()[i] for i in range(k, k + 8)]) for k in range(0, 48, 8)])
+    assert equal_bits(second, [collator([Texts()[i] for i in range(k, k + 8)]) for k in range(0, 24, 8)])
 
 
 class Windows(Texts):
     """Parts of a text, at drawn places."""
 
     def __getitem__(self, i: int) -> tuple[str, int]:
-        return f"{random.random()} a b {i} " * 150, i
+        return f"{random.random()} a b {i} " * 40, i
 
 
 @pytest.mark.slow

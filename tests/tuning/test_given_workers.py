@@ -18,7 +18,7 @@ from stoker.tuning.cached_epochs import CachedEpochs, Maker
 
 from .conftest import put_behind_apply
 
-N, BATCH, EPOCHS = 48, 6, 3
+N, BATCH, EPOCHS = 24, 4, 3
 STEP = [0]
 SEEN: list[int] = []
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::stoker.StokerWarning")]
@@ -39,7 +39,7 @@ class Sines(Dataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         x = torch.ones(32, 32) * i * self.gain
-        for _ in range(30):
+        for _ in range(12):
             x = (x @ x.t()).sin()
         return x[:2] if self.also is None else self.also(self, i, x[:2])
 

@@ -133,6 +133,7 @@ def once_per_process(samples: list[Any]) -> Any:
     return torch.stack(samples)
 
 
+@pytest.mark.slow
 def test_where_the_scripts_process_fails_workers_take_over(
     applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -445,6 +445,7 @@ def test_the_search_goes_round_until_no_knob_moves(monkeypatch: pytest.MonkeyPat
     assert (best.num_workers, best.batch_size) == (16, 32)  # after one round: 2 workers
 
 
+@pytest.mark.slow
 def test_windows_have_the_batch_size_that_they_stand_for() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(400, 1000)), batch_size=4, shuffle=True)
     measured = Measurements(loader, 20, lambda _: None)

@@ -162,7 +162,7 @@ def cases() -> list[Any]:
     return out
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "make", "cls", "text"), cases())
 def test_an_error_is_of_its_type_and_says_where(kind: Any, make: Any, cls: Any, text: str) -> None:
     found = error(Data(make), **kind)

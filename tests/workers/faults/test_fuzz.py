@@ -90,7 +90,7 @@ def hurt(path: Path, rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 8))
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_files_of_a_cache(whole: tuple[str, Path], tmp_path: Path, seed: int) -> None:
     kind, source = whole
     where = tmp_path / "cache"
