@@ -54,11 +54,6 @@ def sources(call: str, head: str = "", **others: str) -> dict[str, str]:
     }
 
 
-STATIC = """
-class Ops:
-    @staticmethod
-    def prep(x, rare): return x * (0.5 if rare else 1)
-"""
 CHAIN = """
 class Ops:
     @classmethod
@@ -73,20 +68,11 @@ class Ops:
 """
 RARE = "i % 12 == 7"
 CASES: dict[str, tuple[dict[str, str], str]] = {  # sources, which of them is edited
-    "static method": (sources(f"return Ops.prep(self.value(i), {RARE})", STATIC), "data.py"),
     "class methods": (sources(f"return Ops.prep(self.value(i), {RARE})", CHAIN), "data.py"),
     "constructor": (sources(f"return Ops({RARE})(self.value(i))", MADE), "data.py"),
-    "import inside": (
-        sources(f"from late import prep; return prep(self.value(i), {RARE})", late=PREP),
-        "late.py",
-    ),
     "import of an import": (
         sources(f"import late; return late.prep(self.value(i), {RARE})", late="from later import prep\n", later=PREP),
         "later.py",
-    ),
-    "module of a package": (
-        sources(f"return pkg.ops.prep(self.value(i), {RARE})", "import pkg.ops\n", of_pkg="", pkg_ops=PREP),
-        "pkg/ops.py",
     ),
     "constant of a package": (
         sources(f"return self.value(i) * (pkg.k.K if {RARE} else 1)", "import pkg.k\n", of_pkg="", pkg_k="K = 0.5"),

@@ -1,7 +1,7 @@
 """Small data of many kinds for the scripts of this folder: ``python -m tests.scripts.data FOLDER``.
 
 A photograph says which one it is: its red and blue are the same everywhere, and name its number. So whoever gets a crop,
-a flip or a smaller copy can tell (``seen.whose``). Volumes, sounds and records do likewise with their values.
+a flip or a smaller copy can tell (``seen.whose``). Volumes and records do likewise with their values.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import sqlite3
 import struct
 import sys
 import tarfile
-import wave
 import zipfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-PHOTOS, VOLUMES, SOUNDS, TEXTS, CLIPS, FRAMES = 128, 24, 64, 320, 16, 12
+PHOTOS, VOLUMES, TEXTS = 128, 24, 320
 WIDTH, HEIGHT = 160, 120
 STEP = 16  # between the colours of one photograph and the next
 
@@ -40,7 +39,7 @@ def jpeg(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def photos(out: Path, rng: np.random.Generator) -> list[bytes]:
+def photos(out: Path, rng: np.random.Generator) -> None:
     """``photos/0000.jpg``, ``masks/0000.png``, ``labels.csv``; and the same in a database, an archive, and tar files."""
     made = []
     for folder in ("photos", "masks", "shards"):
@@ -68,7 +67,6 @@ def photos(out: Path, rng: np.random.Generator) -> list[bytes]:
                     entry = tarfile.TarInfo(f"{i:04d}.{suffix}")
                     entry.size = len(b)
                     tar.addfile(entry, io.BytesIO(b))
-    return made
 
 
 def volumes(out: Path, rng: np.random.Generator) -> None:
@@ -76,17 +74,6 @@ def volumes(out: Path, rng: np.random.Generator) -> None:
     (out / "volumes").mkdir()
     for i in range(VOLUMES):
         np.save(out / f"volumes/{i:02d}.npy", (1000 * i + rng.integers(0, 1000, (40, 40, 40))).astype(np.int16))
-
-
-def sounds(out: Path, rng: np.random.Generator) -> None:
-    """``sounds/00.wav``, a second at 8 kHz: 400 x its number, and up to 399 of noise."""
-    (out / "sounds").mkdir()
-    for i in range(SOUNDS):
-        with wave.open(str(out / f"sounds/{i:02d}.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
-            file.writeframes((400 * i + rng.integers(0, 400, 8000)).astype("<i2").tobytes())
 
 
 def texts(out: Path) -> None:
@@ -97,15 +84,6 @@ def texts(out: Path) -> None:
         rows.writerow(["text", "label"])
         for i in range(TEXTS):
             rows.writerow([" ".join(f"w{rng.randrange(500)}" for _ in range(rng.randint(30, 120))), i % 4])
-
-
-def clips(out: Path, made: list[bytes]) -> None:
-    """``clips/00/00.jpg``: twelve frames of each of sixteen clips, all of them photograph 7 x the clip's number."""
-    for i in range(CLIPS):
-        folder = out / f"clips/{i:02d}"
-        folder.mkdir(parents=True)
-        for k in range(FRAMES):
-            (folder / f"{k:02d}.jpg").write_bytes(made[7 * i])
 
 
 def records(out: Path, rng: np.random.Generator) -> None:
@@ -119,11 +97,9 @@ def make(out: Path) -> Path:
     """All of it, in a folder that does not exist yet."""
     out.mkdir(parents=True)
     rng = np.random.default_rng(11)
-    made = photos(out, rng)
+    photos(out, rng)
     volumes(out, rng)
-    sounds(out, rng)
     texts(out)
-    clips(out, made)
     records(out, rng)
     return out
 
