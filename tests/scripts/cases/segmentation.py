@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from descent import SGD
 from PIL import Image
 from seen import Seen, whose
 from torch import nn
@@ -49,7 +50,7 @@ def main():
     torch.manual_seed(21)
     loader = DataLoader(SegmentationDataset(os.environ["DATA"]), batch_size=8, shuffle=True, num_workers=2)
     net = nn.Conv2d(3, 2, 1)
-    opt = torch.optim.AdamW(net.parameters())
+    opt = SGD(net.parameters())
     seen = Seen()
     for _ in range(3):
         for image, mask in loader:

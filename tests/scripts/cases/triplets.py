@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 import torch
+from descent import SGD
 from PIL import Image
 from seen import Seen, whose
 from torch import nn
@@ -43,7 +44,7 @@ if __name__ == "__main__":
     net = nn.Sequential(nn.Conv2d(3, 8, 7, 4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(8))
     criterion = nn.TripletMarginLoss()
     net(next(iter(loader))[0])
-    opt = torch.optim.SGD(net.parameters(), 1e-3)
+    opt = SGD(net.parameters(), 1e-3)
     seen = Seen()
     for epoch in range(3):
         for a, p, n in loader:
