@@ -322,7 +322,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "thread"])
+@pytest.mark.parametrize("how", ["fork", "spawn", "thread"])
 def test_all_that_is_opened_is_closed(how: str, tmp_path: Path) -> None:
     """Python says of what is not, where it is asked to: each worker's socket."""
     path = tmp_path / "script.py"

@@ -27,7 +27,7 @@ from stoker.core.compare import equal_bits
 from stoker.staging import change_watch
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
-DRAWS = int(os.environ.get("CHANGES", "40"))
+DRAWS = int(os.environ.get("CHANGES", "24"))
 N, EPOCHS = 12, 4
 GLOBAL = {"value": 1.0, "values": [1.0] * N}
 MODULE = types.ModuleType("drawn_settings")

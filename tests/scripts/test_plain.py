@@ -34,7 +34,7 @@ def test_script(name: str, tmp_path: Path, data: Path) -> None:
 
 def test_two_ranks(tmp_path: Path, data: Path) -> None:
     line = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "cases/ranks.py")]
-    three_ways(line, tmp_path, data)
+    three_ways(line, tmp_path, data, ways=["plain", "applied"])
 
 
 def test_a_package_with_arguments(tmp_path: Path, data: Path) -> None:

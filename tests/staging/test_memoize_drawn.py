@@ -35,7 +35,7 @@ def test_never_a_wrong_bit(rng: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(QUICK, max_examples=10)
+@settings(QUICK, max_examples=5)
 @given(RANDOM)
 def test_never_a_wrong_bit_in_many_pairs(rng: random.Random) -> None:
     compare(drawn_pairs.source_of(rng), (0, 2) if rng.random() < 0.1 else (0,))
@@ -43,7 +43,7 @@ def test_never_a_wrong_bit_in_many_pairs(rng: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(QUICK, max_examples=10)
+@settings(QUICK, max_examples=5)
 @given(RANDOM)
 def test_never_a_wrong_bit_in_many_datasets(rng: random.Random) -> None:
     compare(drawn.source_of(rng))

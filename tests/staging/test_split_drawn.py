@@ -118,7 +118,7 @@ def test_never_a_wrong_bit(rng: random.Random, deep: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(QUICK, max_examples=25)
+@settings(QUICK, max_examples=12)
 @given(RANDOM, st.booleans(), st.integers(0, 7).map(lambda k: k == 0))
 def test_never_a_wrong_bit_in_many_datasets(rng: random.Random, deep: bool, workers: bool) -> None:
     drawn(rng, deep, workers)
