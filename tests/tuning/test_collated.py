@@ -33,7 +33,7 @@ class Texts(Dataset[Any]):
 
 def number(word: str, vocab: dict[str, int]) -> int:
     out = vocab.get(word, 0)
-    for letter in word * 4:
+    for letter in word * 16:
         out = (out * 31 + ord(letter)) % 10_007
     return out
 
