@@ -96,6 +96,7 @@ def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     assert digests(tmp_path).keys() == {"thesis.txt"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("args", [("--count", "0"), ("--count", "many"), ("--nonsense",)])
 def test_photos_wrong_arguments(args: tuple[str, ...], tmp_path: Path) -> None:
     done = run("make_photos.py", "--out", tmp_path / "data", *args)

@@ -135,6 +135,7 @@ def test_many_images() -> None:
     assert found.samples == 20_000
 
 
+@pytest.mark.slow
 def test_what_a_naive_float32_sum_gets_wrong() -> None:
     """A large mean and a small spread: E[x^2] - E[x]^2 in float32 is noise, where the moments have all digits."""
     x = (1000 + np.random.default_rng(0).normal(0, 0.1, (2000, 1, 16, 16))).astype(np.float32)

@@ -65,6 +65,7 @@ def run(*args: str) -> int:
     return main.main(["verify", *args])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", ["0", "1", "3", "auto"])
 def test_what_is_broken_is_listed(target: str, workers: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(f"{target}:broken", "--num-workers", workers, "--json", str(tmp_path / "out.json")) == 1

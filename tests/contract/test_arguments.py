@@ -169,6 +169,7 @@ def test_a_loader_can_be_built_again_from_its_attributes(name: str) -> None:
     assert [canon(b) for b in again] == first
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [name for name, _ in loaders() if name not in ("batch sampler", "no batches")])
 def test_lightning_builds_it_again(name: str) -> None:
     """The steps of Lightning's ``_get_dataloader_init_args_and_kwargs``, with another sampler put in."""
@@ -221,7 +222,7 @@ def test_it_takes_one_type_parameter_and_two_as_later_torch() -> None:
     assert isinstance(Mine([1, 2]), torch.utils.data.DataLoader)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [name for name, loader in loaders() if not loader.persistent_workers],

@@ -11,6 +11,7 @@ import pytest
 from stoker.core.fingerprint import SUMMED_BYTES, Fingerprint
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [

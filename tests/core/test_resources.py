@@ -237,7 +237,7 @@ def test_check_fits_the_terminal(columns: str) -> None:
     assert "cores" in p.stdout
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "args",
     [

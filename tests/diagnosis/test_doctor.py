@@ -121,7 +121,7 @@ def most(looks: StackSampler) -> tuple[str, str]:
     return max(found, key=lambda part: found[part])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset",
     [Data(Flip(), Blur()), Subset(Data(Flip(), Blur()), range(50)), Data(Compose(Flip(), Blur()))],

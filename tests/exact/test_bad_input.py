@@ -139,6 +139,7 @@ class _Reduces:
         return _Reduces, (False,)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_reducing_an_object_says_does_not_count(fails: bool) -> None:
     data = _HasNoTruth()

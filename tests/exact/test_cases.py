@@ -78,7 +78,7 @@ def changing(made: list[list[Any]]) -> int:
     return sum(int((a != b).any(1).sum()) for a, b in itertools.pairwise(rows))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_no_sample_is_another(name: str, workers: int, tmp_path: Path) -> None:
@@ -189,6 +189,7 @@ class _Turns(Case):
         return x
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["iterator", "queue", "none"])
 def test_samples_that_take_turns_are_made_once_each(kind: str) -> None:
     """Threads would make some twice, and so would the net: the next one would get another turn."""

@@ -108,7 +108,7 @@ def seed_all(worker: int) -> None:
     random.seed(seed)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -336,6 +336,7 @@ class OpenedOnce(OwnGenerators):
         return super().__getitem__(i)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("after", "settings"),
     [(0, {}), (17, {"shuffle": True, "drop_last": True}), (40, {"sampler": DrawingSampler(41), "collate_fn": collate})],
@@ -345,6 +346,7 @@ def test_after_an_error_workers_make_the_rest(after: int, settings: dict[str, An
     assert epochs(Here, OpenedOnce(after), **settings) == epochs(DataLoader, OwnGenerators(), **settings)
 
 
+@pytest.mark.slow
 def test_after_an_error_workers_make_the_rest_with_task_seeds() -> None:
     settings: dict[str, Any] = {"num_workers": 2, "batch_size": 4, "shuffle": True}
 

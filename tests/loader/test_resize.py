@@ -100,6 +100,7 @@ def test_any_thread_may_resize(method: str) -> None:
     assert not children_left()
 
 
+@pytest.mark.slow
 def test_a_signal_may_resize() -> None:
     """Also in the middle of next, where a lock that its own thread holds would never come free."""
     print(f"STOKER_SEED={SEED}")
@@ -352,6 +353,7 @@ def test_resize_refuses_more_than_fit() -> None:
         auto(Drawn(), 1).resize(1_000_000)
 
 
+@pytest.mark.slow
 def test_torchs_seeds_wait_for_the_next_epoch() -> None:
     loader = stoker.DataLoader(Drawn(60), batch_size=3, num_workers=1)
     it = iter(loader)

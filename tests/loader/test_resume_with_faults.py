@@ -185,7 +185,7 @@ class Dies(Dataset[Any]):
         return i, random.random(), float(torch.rand(()))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["auto", 2])
 def test_a_worker_that_dies_after_a_resume(tmp_path: Path, workers: Any) -> None:
     def make(at: int = -1) -> Any:

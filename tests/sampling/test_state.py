@@ -355,7 +355,7 @@ def test_samplers(name: str, persistent: bool) -> None:
         check_everywhere(lambda: build(2), lambda: build(0), step=3)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["one generator for all", "lazy", "own place", "own epoch", "stateful iterator", "batches", "iterable", "stateful"],
@@ -552,6 +552,7 @@ def flat(seen: list[Any]) -> list[int]:
     return [i for rank in seen for batch in rank for i in batch]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @example([3, 5, 3, 1], 3, 1, False)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(0, 3), st.integers(1, 6), st.booleans())

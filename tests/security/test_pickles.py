@@ -167,7 +167,7 @@ class Fails(Whole):
         raise OSError("no such file \udcff")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "dataset", [Whole(), WithPickle(), Cut(), Pairs(), Opens(), Fails()], ids=lambda x: type(x).__name__
 )

@@ -181,6 +181,7 @@ class ManyBranches(Dataset):
         return self.odd[i % 2](x)
 
 
+@pytest.mark.slow
 def test_vetting_takes_its_share_of_the_time_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
     data, plain = stoker.Staged(ManyBranches()), ManyBranches()
     monkeypatch.setattr(vetting, "FREE_S", -1.0)

@@ -81,6 +81,7 @@ def test_batches_are_torchs_whatever_worker_init_fn_does(
     assert staged.account.filled or init is change
 
 
+@pytest.mark.slow
 def test_a_thread_of_the_script_may_change_the_dataset_before_the_fork(counted: Callable[[], int]) -> None:
     staged, end = stoker.Staged(Rows()), threading.Event()
     thread = threading.Thread(target=lambda: end.wait(60))  # a frame of the user's code

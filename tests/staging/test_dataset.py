@@ -371,7 +371,7 @@ AFTER_NONE: list[Any] = [np.full(N, 5), torch.full((N,), 5), [5] * N, dict.fromk
     [*((value, 0) for value in AFTER_NONE), (AFTER_NONE[0], 2)],
     ids=lambda x: str(x) if isinstance(x, int) else type(x).__name__,
 )
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_data_set_where_there_was_none_begin_a_new_cache(value: Any, workers: int) -> None:
     data = Later()
     loader = stoker.DataLoader(stoker.Staged(data, cache_budget="1MB"), 10, num_workers=workers)
@@ -564,6 +564,7 @@ def hung(kind: str, i: int) -> Any:
     return x
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["tuple", "tensor"])
 def test_what_hangs_on_a_sample_is_kept_with_it(kind: str) -> None:
     staged = stoker.Staged(
@@ -713,6 +714,7 @@ def test_a_sample_comes_back_as_it_was(sample: Any, dense: bool) -> None:
         assert size in (None, leaf.nbytes)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(st.lists(samples, min_size=1, max_size=24), st.integers(0, 99))
 def test_a_store_gives_back_what_it_let_in(given_samples: list[Any], seed: int) -> None:
@@ -867,6 +869,7 @@ def test_tensors_in_what_is_pickled_come_back_as_they_were() -> None:
     assert x[5] == 5, "a copy"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flips", [[1, 0], [0, 1], [0, 0, 1]])
 def test_a_rare_draw_from_system_entropy_is_no_stale_sample(flips: list[int]) -> None:
     """One sample in fifty is flipped: the served one or the script's own, when they are compared."""

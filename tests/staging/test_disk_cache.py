@@ -85,6 +85,7 @@ def cache_of(where: Path) -> Path:
     return found
 
 
+@pytest.mark.few(1)
 def test_the_next_run_finds_it(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     assert check(open_cache(files, where, fn)) == N
@@ -101,6 +102,7 @@ def test_the_next_run_finds_it(files: list[Path], tmp_path: Path, fn: Any) -> No
         assert sorted(set(column.tolist())) == [i * 10 for i in range(N)]
 
 
+@pytest.mark.few(1)
 def test_a_begun_cache_is_gone_on_with(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     staged = open_cache(files, where, fn)
@@ -168,6 +170,7 @@ def test_many_runs_fill_one_cache(files: list[Path], tmp_path: Path, fn: Any) ->
     assert len(list(where.iterdir())) == 1
 
 
+@pytest.mark.few(1)
 def test_a_changed_source_file_is_found(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     check(open_cache(files, where, fn))
@@ -310,6 +313,7 @@ def test_a_full_disk_is_said(files: list[Path], tmp_path: Path, fn: Any) -> None
         assert room[:3] == ["room", str(N), ""]  # once there is room it is used
 
 
+@pytest.mark.few(1)
 def test_the_budget_of_the_disk(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     staged = open_cache(files, where, fn, cache_budget="100KB")
@@ -518,7 +522,7 @@ NAMED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", NAMED)
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_source_files_are_found_however_they_are_named(how: str, tmp_path: Path) -> None:
     here = tmp_path / "files"
     here.mkdir()
@@ -549,7 +553,7 @@ HELD = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("held", HELD, ids=lambda x: type(x).__name__)
 def test_what_a_dataset_holds_is_a_key(held: Any, tmp_path: Path) -> None:
     class Labels(Dataset[Any]):
@@ -665,6 +669,7 @@ def test_a_cache_that_others_have_made_or_can_write_to_is_refused(
     assert os.listdir(where) == [cache_of(where).name]  # nothing of a removal is left
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spoil", [pytest.param(make_foreign, marks=as_root), make_open])
 def test_a_file_that_others_can_write_to_is_made_anew(files: list[Path], tmp_path: Path, spoil: Any) -> None:
     where = tmp_path / "cache"

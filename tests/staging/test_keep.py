@@ -174,6 +174,7 @@ class Unseen(Rows):
         return x + ctypes.c_double.from_address(self.address).value
 
 
+@pytest.mark.slow
 def test_what_no_key_sees_is_found_by_making_a_sample_again(folder: Path, base: Path) -> None:
     HIDDEN.value = 0.0
     first, _ = run(Unseen(folder), base)
@@ -196,6 +197,7 @@ def test_a_stale_sample_removes_the_folder(folder: Path, base: Path) -> None:
     assert not listed(base)
 
 
+@pytest.mark.slow
 def test_a_damaged_sample_is_made_anew(folder: Path, base: Path) -> None:
     first, _ = run(Rows(folder), base)
     epoch(first)
@@ -449,6 +451,7 @@ def epoch_of_texts(staged: Staged) -> None:
         assert staged[i][0] == staged.dataset[i][0]
 
 
+@pytest.mark.slow
 def test_a_cache_of_other_inputs_under_this_name_is_not_read(
     folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,6 +496,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_another_process_that_holds_the_lock_makes_nobody_wait(
     folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -638,7 +642,7 @@ def made(root: Path, name: str, cls: type[Placed] = Placed) -> Placed:
     return cls(root, name)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", [*PLACES, "/tmp", "/dev/shm"])
 def test_a_file_counts_wherever_samples_open_it(
     where: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
@@ -664,6 +668,7 @@ def test_a_file_counts_wherever_samples_open_it(
                 path.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_file_counts_that_samples_ask_for_in_vain(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -677,6 +682,7 @@ def test_a_file_counts_that_samples_ask_for_in_vain(
     assert run(data, base)[1] == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_FOLDERS"])
 def test_nothing_is_kept_where_not_all_files_can_be_compared(
     limit: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
@@ -710,6 +716,7 @@ def test_each_of_many_named_folders_counts(tmp_path: Path) -> None:
     assert sources.changes() == [str(folders[-2] / "x.txt")]
 
 
+@pytest.mark.slow
 def test_a_cache_that_was_begun_with_few_samples_takes_all(
     folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,7 +269,7 @@ class Flipped(Turned):
         return self.turned(i, random.choice([1, 2]))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "most"),
     [

@@ -27,6 +27,7 @@ def compare(text: str, workers: tuple[int, ...] = (0,)) -> None:
         check(text, folder, workers)
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=1)
 @given(RANDOM)
 def test_never_a_wrong_bit(rng: random.Random) -> None:

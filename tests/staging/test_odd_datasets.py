@@ -294,6 +294,7 @@ class Opened(Base):
         return x + y + np.random.rand()
 
 
+@pytest.mark.slow
 def test_a_trial_leaves_open_files_and_databases_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(np.arange(float(N)).tobytes())
     database = sqlite3.connect(tmp_path / "y.db")
@@ -384,6 +385,7 @@ class WritesNowAndThen(Writes):
         return row * scale + np.random.rand()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [Writes, WritesNowAndThen])
 def test_a_random_part_that_writes_to_the_dataset_is_not_undone(make: Any) -> None:
     why = refused(make())
@@ -436,6 +438,7 @@ def test_what_is_written_to_a_sample_stays_in_that_sample(loader: Any, settings:
     assert staged.account.filled == N
 
 
+@pytest.mark.slow
 def test_samples_that_do_not_fit_are_made_each_time() -> None:
     data = Fresh(True)
     plain = epochs(torch.utils.data.DataLoader(data, 4))
@@ -610,6 +613,7 @@ class Complains(Base):
         return self.shift(x, random.random()), i
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fails", ["before", "after"])
 def test_tracebacks_are_those_of_the_users_code(fails: str) -> None:
     def text(data: Any) -> str:

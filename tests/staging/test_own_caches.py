@@ -181,6 +181,7 @@ def test_what_such_a_dataset_loads_is_kept_and_the_dataset_left_alone(make: Call
     assert data.images == [None] * N
 
 
+@pytest.mark.slow
 def test_one_inside_another_dataset_is_found() -> None:
     staged = stoker.Staged(wrapped(InADictionary), cache_budget="10MB")
     assert equal_bits(epochs(DataLoader(wrapped(InADictionary))), epochs(DataLoader(staged)))
@@ -210,7 +211,7 @@ NO_CACHES = [
 
 
 @pytest.mark.parametrize("make", [x for x in NO_CACHES if x is not NotesForTheScript])  # its note is made each time
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_what_is_no_cache_or_is_written_to_is_not_cut(make: type[Base]) -> None:
     assert find_plan(make()).plan is None
 

@@ -343,7 +343,7 @@ def test_no_random_transform_is_ever_frozen(name: str, transform: Any, n: int) -
     assert flags == sorted(flags, reverse=True)  # nothing behind a random one is kept
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "transform"), ENTROPY, ids=[p[0] for p in ENTROPY])
 def test_what_no_seed_brings_back_is_never_frozen(name: str, transform: Any) -> None:
     try:
@@ -357,7 +357,7 @@ def test_what_no_seed_brings_back_is_never_frozen(name: str, transform: Any) -> 
     assert memo is not None or any(reason in why for reason in ("asks", "repeat", "in two parts", "differs")), why
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -517,7 +517,7 @@ KEYWORD = KeywordCompose(
     ],
     ids=["image and target", "by keyword", "two views", "in a helper", "Subset", "ConcatDataset", "of two kinds"],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_conventions(data: Any, n: int | None) -> None:
     found = stoker.split(data)
     assert n is None or len(kept(found)) == n, str(found)

@@ -116,6 +116,7 @@ def test_a_reader_in_the_middle_of_a_copy_drops_it() -> None:
     assert used(store) < 1 << 20
 
 
+@pytest.mark.slow
 def test_what_is_written_meanwhile_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled("rows")
     other = Store(MemoryTables(size_of(N, BUDGET)), N, BUDGET)
@@ -150,7 +151,7 @@ def noisy(part: Any) -> Any:
     return (x + torch.rand(()), *rest)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", [stoker.DataLoader, torch.utils.data.DataLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("kind", "augment"), [("rows", None), ("rows", noisy), ("blocks", noisy)])

@@ -129,6 +129,7 @@ def test_a_batch_outlives_its_loader_and_its_workers() -> None:
     assert np.array_equal(view, expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("hold", ["row", "numpy", "detach", "memoryview", "dlpack", "storage"])
 def test_any_view_holds_the_slot(hold: str) -> None:
     """Whatever is made of a tensor without a copy keeps its memory from being used again."""
@@ -203,6 +204,7 @@ def another_thread_starts_a_worker() -> Iterator[None]:
     thread.join()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("beside", [contextlib.nullcontext, another_thread_starts_a_worker])
 def test_a_fork_of_the_users_sees_its_batch_unchanged(beside: Any) -> None:
     """torch's batches survive in a forked child, because their memory is never used again."""

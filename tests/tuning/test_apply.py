@@ -243,6 +243,7 @@ class Texts(Dataset[Any]):
         return "text"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("wait_s", "workers"), [(1.0, 2), (0.001, 0)])
 def test_a_collate_function_that_takes_long_gets_workers(
     applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, wait_s: float, workers: int
@@ -436,6 +437,7 @@ def test_a_script_without_workers_draws_what_it_drew(
         assert states == own_states
 
 
+@pytest.mark.slow
 def test_a_loader_that_draws_nothing_gets_workers_at_once(
     applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,6 +270,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return put_behind_apply(Loader, monkeypatch)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) -> None:
     torch.manual_seed(5)
@@ -280,6 +281,7 @@ def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) 
     assert applied
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["what one worker changes", "an error that is caught", "two at once"])
 def test_nor_in_epochs_that_its_own_process_makes_from_the_cache(
     name: str, applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -105,7 +105,7 @@ def nested(data: Any) -> list[Any]:
         (Whole, nested, 0, None),
     ],
 )
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_they_have_one_cache(
     data: Any, parts: Callable[[Any], list[Any]], workers: int, init: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

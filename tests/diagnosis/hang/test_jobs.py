@@ -241,6 +241,7 @@ def test_a_wrong_number(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_what_may_not_be_read_is_said() -> None:
     """A process that lets nobody look into it (prctl(2), PR_SET_DUMPABLE), seen without CAP_SYS_PTRACE."""
     code = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0); print('there', flush=True); time.sleep(1e6)"

@@ -115,6 +115,7 @@ def wide(i: int) -> torch.Tensor:
     return torch.full((30_000,), i, dtype=torch.int32)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("prepare", "head"), [(ragged, "gone"), (ragged, "heap_end"), (wide, "gone"), (wide, "rows_taken")]
 )

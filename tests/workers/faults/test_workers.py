@@ -128,6 +128,7 @@ def kill(it: Any, r: random.Random, how: int) -> None:
 # -- the same batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "how"),
     [
