@@ -123,8 +123,8 @@ def epochs(cls: Any, data: Any, collate_fn: Callable[..., Any], workers: int, co
 
 KEPT = [
     in_a_list,
-    masked,
-    Collator(),
+    pytest.param(masked, marks=pytest.mark.slow),
+    pytest.param(Collator(), marks=pytest.mark.slow),
     pytest.param(in_a_loop, marks=pytest.mark.slow),
     pytest.param(pops, marks=pytest.mark.slow),
     pytest.param(functools.partial(with_length, 300), marks=pytest.mark.slow),
@@ -148,7 +148,7 @@ def test_calls_for_single_samples_are_kept(applied: dict[str, Any], collate_fn: 
     "collate_fn",
     [
         draws,
-        counts_samples,
+        pytest.param(counts_samples, marks=pytest.mark.slow),
         pytest.param(notes, marks=pytest.mark.slow),
         cheap,
         pytest.param(list, marks=pytest.mark.slow),

@@ -236,8 +236,8 @@ def class_of_no_module(loader_of: Callable[..., Any]) -> Iterator[Any]:
 
 
 SCRIPTS = {
-    "what one worker changes": changed_by_one_worker,
     "two at once": two_at_once,
+    "what one worker changes": changed_by_one_worker,
     "seeded after iter()": seeded_after_iter,
     "a dataset changed between batches": changed_between_batches,
     "a collate function changed between batches": collate_resized,
@@ -282,7 +282,7 @@ def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) 
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["what one worker changes", "an error that is caught", "two at once"])
+@pytest.mark.parametrize("name", ["an error that is caught", "what one worker changes", "two at once"])
 def test_nor_in_epochs_that_its_own_process_makes_from_the_cache(
     name: str, applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
