@@ -24,6 +24,7 @@ ANEW = "python -m benchmarks.pages writes it anew"
 
 def test_the_readme_is_short_and_begins_with_a_picture() -> None:
     assert len(README.split()) <= 700
+    assert len(README[: README.index("<details>")].split()) <= 500
     assert README.index("docs/demo-light.svg") < 700  # on the first screen
 
 
