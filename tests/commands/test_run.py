@@ -421,8 +421,10 @@ def test_a_report_that_cannot_be_written_is_said_before_the_run(
 def test_the_line_that_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch(mode=0o755)
-    assert command_line(["pkg.train", "a"], True) == [sys.executable, "-m", "pkg.train", "a"]
-    assert command_line(["train.py", "a"], False) == [sys.executable, "train.py", "a"]
+    flags = ["-O", "-X", "dev"]  # as in python -O -X dev -m stoker run train.py
+    monkeypatch.setattr("subprocess._args_from_interpreter_flags", lambda: flags)
+    assert command_line(["pkg.train", "a"], True) == [sys.executable, *flags, "-m", "pkg.train", "a"]
+    assert command_line(["train.py", "a"], False) == [sys.executable, *flags, "train.py", "a"]
     assert command_line([sys.executable, "-m", "pkg.train"], False) == [sys.executable, "-m", "pkg.train"]
     assert command_line(["env", "python", "train.py"], False) == ["env", "python", "train.py"]
 

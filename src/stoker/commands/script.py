@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,15 +14,17 @@ from ..core.errors import UsageError
 
 
 def command_line(command: Sequence[str], module: bool) -> list[str]:
-    """The command line to execute: this Python runs a script or a module; other commands are looked up on PATH.
+    """The command line to execute: this Python, with its own flags (``python -O -m stoker run ...``), runs a script or a
+    module; other commands are looked up on PATH.
 
     Raises:
         UsageError: there is no such script or command; the message names what to type instead.
     """
     if not command:
         raise UsageError("name a script, for example: stoker run train.py")
+    python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     if module:
-        return [sys.executable, "-m", *command]
+        return [*python, "-m", *command]
     path = Path(command[0])
     if path.suffix == ".ipynb":
         raise UsageError(
@@ -36,7 +39,7 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
     if not path.exists() and command[0] != "-":
         beside = [*path.parent.glob("*.py"), *_commands_beside_python()]
         raise UsageError(f"there is no {path}; {_instead(path.name, beside, 'check its path')}")
-    return [sys.executable, *command]
+    return [*python, *command]
 
 
 def is_script(path: Path) -> bool:
