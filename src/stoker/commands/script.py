@@ -14,7 +14,7 @@ from ..core.errors import UsageError
 
 
 def command_line(command: Sequence[str], module: bool) -> list[str]:
-    """The command line to execute: this Python, with its own flags (``python -O -m stoker run ...``), runs a script or a
+    """The command line to execute: this Python, with its flags (``python -O -m stoker run ...``), runs a script or a
     module; other commands are looked up on PATH.
 
     Raises:
