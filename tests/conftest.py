@@ -26,7 +26,7 @@ from tests import huge_pages
 from tests.helpers import note_children
 
 pytest_plugins = ["tests.failures"]
-PROCESSES_PER_CORE = 1.5  # most slow tests wait for a process or a clock; a fast one uses its core
+PROCESSES_PER_CORE = 2  # most slow tests wait for a process or a clock; a fast one uses its core
 
 isolate.NICE = 0  # else trials, for which tests wait, give way to all other tests
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
@@ -65,7 +65,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if any("::" in arg for arg in config.args):
         return 0
     cores = len(os.sched_getaffinity(0))
-    return cores if "not slow" in config.option.markexpr else round(PROCESSES_PER_CORE * cores)
+    return cores if "not slow" in config.option.markexpr else PROCESSES_PER_CORE * cores
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the time limit

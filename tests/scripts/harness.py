@@ -20,7 +20,7 @@ import psutil
 
 import stoker
 
-LIMIT_S = 400  # three at a time on two cores, frameworks that take long to import among them
+LIMIT_S = 400  # several at a time on two cores, frameworks that take long to import among them
 PATIENCE_S = 10.0  # the helpers of multiprocessing end when they see that their process has
 HERE = Path(__file__).parent
 SOURCE = Path(stoker.__file__).parent.parent  # however the tests came to it, the scripts come to the same
@@ -133,7 +133,7 @@ def three_ways(
     where = [SOURCE, HERE / "lib", *([path] if path else [])]
     paths = {
         "DATA": str(data),
-        "OMP_NUM_THREADS": "1",  # three at a time: the threads of OpenMP would spin while they wait for each other
+        "OMP_NUM_THREADS": "1",  # several at a time: the threads of OpenMP would spin while they wait for each other
         "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
         "RAY_TMPDIR": tempfile.gettempdir(),  # the path of a socket may have 107 characters

@@ -150,7 +150,7 @@ def nodes(cluster):
     assert not made or sum(made) > 0
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("CLUSTER_SEEDS", "8"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("CLUSTER_SEEDS", "4"))))
 def test_drawn_configurations_are_the_same_to_the_bit(nodes, seed):
     found, made = nodes
     found.most = 1 + seed // 10 % NODES
@@ -268,7 +268,7 @@ def epochs(nodes):
     return Epochs(found)
 
 
-@pytest.mark.parametrize("stopped", [raylet, actors, workers, processes])
+@pytest.mark.parametrize("stopped", [raylet, processes])
 def test_a_node_that_hangs_and_goes_on_later_changes_nothing(cluster, epochs, stopped):
     """It hangs while it makes batches, and goes on in the middle of the next epoch."""
     hangs: list[psutil.Process] = []
