@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -246,7 +247,28 @@ def test_tuning() -> None:
     assert "to paste" in done.stdout
 
 
+# Trainings as people write them, and how many samples show what --apply does to each.
+TRAININGS = {"images": 90, "segmentation": 60, "text": 300, "audio": 120, "tables": 1200}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stoker run is for Linux")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_learns_the_same_and_decodes_once(name: str, tmp_path: Path) -> None:
+    script = [EXAMPLES / name / "train.py", "--data", tmp_path / "data", "--count", TRAININGS[name], "--epochs", 3]
+    line = [sys.executable, *map(str, script)]
+    plain = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    line[1:1] = ["-m", "stoker", "run", "--apply", "--json", str(tmp_path / "report.json")]
+    applied = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    entries = json.loads((tmp_path / "report.json").read_text())["applied"]["settings"].values()
+    assert all(entry["cache"]["filled"] == entry["cache"]["samples"] for entry in entries), entries
+    if all(entry["to"]["num_workers"] == entry["from"]["num_workers"] for entry in entries):  # else other draws
+        assert applied.stdout == plain.stdout
+
+
 def test_each_example_is_run_here_and_short() -> None:
+    assert {path.parent.name for path in EXAMPLES.glob("*/train.py")} == TRAININGS.keys()
+    assert all(f"({name}/train.py)" in (EXAMPLES / "README.md").read_text() for name in TRAININGS)
     names = {path.name for path in EXAMPLES.glob("*.py")}
     text = Path(__file__).read_text()
     assert [name for name in names if f'"{name}"' not in text] == []

@@ -80,14 +80,14 @@ class Vetting:
             branches.restore(around)
         return made, may_be_kept
 
-    def has_new(self) -> bool:
-        """Whether an unvetted branch was taken since ``branches.begin``."""
-        return bool(self._vetted.new(branches.taken()))
+    def new(self) -> list[int]:
+        """Numbers of the unvetted branches taken since ``branches.begin``."""
+        return self._vetted.new(branches.taken())
 
     def may_keep(self, made: object, make: Callable[[], object], took_s: float) -> bool:
         """Whether a result made since ``branches.begin`` may be cached."""
         self.is_postponed = False
-        new = self._vetted.new(branches.taken())
+        new = self.new()
         if not new:
             return True
         if self._vetted.may_not(new):
