@@ -194,3 +194,27 @@ def test_vetting_takes_its_share_of_the_time_and_goes_on_later(monkeypatch: pyte
     for _ in range(2):
         assert all(torch.equal(data[i], plain[i]) for i in range(40))
     assert data.account.filled == 40 > before
+
+
+class Together(ManyBranches):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return list(map(self.__getitem__, indices))
+
+
+def test_samples_made_together_are_vetted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    vetted: list[object] = []
+    check = vetting.Vetting.may_keep
+
+    def noting(self: vetting.Vetting, made: object, *args: Any) -> bool:
+        if self.new():
+            vetted.append(made)
+        return check(self, made, *args)
+
+    monkeypatch.setattr(vetting.Vetting, "may_keep", noting)
+    data, plain = stoker.Staged(Together()), Together()
+    loader = stoker.DataLoader(data, batch_size=8)
+    for _ in range(2):
+        assert torch.equal(torch.cat(list(loader)), torch.stack([plain[i] for i in range(40)]))
+    assert vetted
+    assert all(isinstance(made, torch.Tensor) for made in vetted)
+    assert data.account.filled == 40
