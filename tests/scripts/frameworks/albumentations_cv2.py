@@ -7,7 +7,6 @@ import albumentations as A
 import cv2
 import torch
 from albumentations.pytorch import ToTensorV2
-from descent import SGD
 from seen import Seen, whose
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -45,7 +44,7 @@ def main():
     loader = DataLoader(CatsVsDogs(items[:96], train_transform), batch_size=16, shuffle=True, num_workers=1)
     val_loader = DataLoader(CatsVsDogs(items[96:], val_transform), batch_size=16, num_workers=1)
     model = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 15 * 15, 10))
-    optimizer = SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     seen, checked = Seen(), Seen()
     for _ in range(3):
         for images, target in loader:

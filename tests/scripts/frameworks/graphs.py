@@ -1,7 +1,6 @@
 """PyTorch Geometric: its own loader over a list of graphs, and over a Dataset that makes them as they are asked for."""
 
 import torch
-from descent import SGD
 from seen import Seen
 from torch_geometric.data import Data, Dataset
 from torch_geometric.loader import DataLoader
@@ -38,7 +37,7 @@ class GCN(torch.nn.Module):
 def main():
     torch.manual_seed(12)
     model = GCN()
-    opt = SGD(model.parameters(), 1e-2)
+    opt = torch.optim.Adam(model.parameters(), 1e-2)
     loaders = {
         "list": DataLoader([graph(i) for i in range(120)], batch_size=24, shuffle=True),
         "lazy": DataLoader(Lazy(), batch_size=24, shuffle=True, num_workers=2),

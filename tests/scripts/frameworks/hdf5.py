@@ -5,7 +5,6 @@ import os
 import h5py
 import numpy as np
 import torch
-from descent import SGD
 from seen import Seen
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -39,7 +38,7 @@ def main():
         f["volumes"] = np.stack([np.load(os.path.join(source, n)) for n in sorted(os.listdir(source))])
     loader = DataLoader(H5Dataset("volumes.h5"), batch_size=4, shuffle=True, num_workers=2, worker_init_fn=seed)
     net = nn.Sequential(nn.Conv3d(1, 2, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 1))
-    opt = SGD(net.parameters(), 1e-9)
+    opt = torch.optim.SGD(net.parameters(), 1e-9)
     seen = Seen()
     for _ in range(4):
         for x, index in loader:

@@ -5,7 +5,6 @@ import os
 
 import torch
 from datasets import disable_progress_bars, load_dataset
-from descent import SGD
 from seen import Seen
 from torch import nn
 from torch.utils.data import DataLoader
@@ -32,7 +31,7 @@ def main():
     stream = stream.shuffle(seed=42, buffer_size=50).map(encode, remove_columns=["text"])
     loader = DataLoader(stream, batch_size=16, num_workers=2)
     bag = nn.EmbeddingBag(500, 4)
-    opt = SGD(bag.parameters(), 0.1)
+    opt = torch.optim.SGD(bag.parameters(), 0.1)
     seen = Seen()
     for epoch in range(3):
         stream.set_epoch(epoch)

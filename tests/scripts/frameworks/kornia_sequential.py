@@ -5,7 +5,6 @@ import os
 import kornia.augmentation as K
 import numpy as np
 import torch
-from descent import SGD
 from PIL import Image
 from seen import Seen, whose
 from torch import nn
@@ -35,7 +34,7 @@ def main():
     torch.set_num_threads(1)
     loader = DataLoader(Photos(os.path.join(os.environ["DATA"], "photos")), batch_size=16, shuffle=True, num_workers=2)
     net = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 13 * 13, 10))
-    opt = SGD(net.parameters(), 0.01)
+    opt = torch.optim.SGD(net.parameters(), 0.01)
     seen = Seen()
     for _ in range(3):
         for x, y in loader:

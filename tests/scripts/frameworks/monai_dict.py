@@ -1,6 +1,6 @@
 """MONAI: dictionary transforms of NIfTI volumes and their labels, the random ones last, nothing cached."""
 
-from descent import SGD
+import torch
 from monai.data import DataLoader, Dataset
 from monai.transforms import (
     Compose,
@@ -34,7 +34,7 @@ def main():
     train_ds = Dataset(data=files(), transform=train_transforms)
     train_loader = DataLoader(train_ds, batch_size=2, shuffle=True, num_workers=2)
     model = nn.Conv3d(1, 2, 3, padding=1)
-    optimizer = SGD(model.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     seen = Seen()
     for _ in range(3):
         for batch_data in train_loader:

@@ -1,6 +1,6 @@
 """MONAI's tutorial of segmentation: patches around positive and negative voxels, two of each volume, and rotations."""
 
-from descent import SGD
+import torch
 from monai.data import DataLoader, Dataset, list_data_collate
 from monai.transforms import (
     Compose,
@@ -39,7 +39,7 @@ def main():
     dataset = Dataset(data=files(), transform=transforms)
     loader = DataLoader(dataset, batch_size=2, shuffle=True, num_workers=2, collate_fn=list_data_collate)
     model = nn.Conv3d(1, 2, 3, padding=1)
-    optimizer = SGD(model.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     seen = Seen()
     for _ in range(3):
         for batch in loader:

@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from descent import SGD
 from PIL import Image
 from seen import Seen, whose
 from torch import nn
@@ -137,7 +136,7 @@ def main():
     train = create_loader(root, Compose([RandomResizedCropAndInterpolation(64), ToNumpy()]), True)
     valid = create_loader(root, Compose([ToNumpy()]), False)
     net = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10))
-    opt, seen, checked = SGD(net.parameters(), 0.01), Seen(), Seen()
+    opt, seen, checked = torch.optim.SGD(net.parameters(), 0.01), Seen(), Seen()
     for epoch in range(3):
         train.loader.sampler.set_epoch(epoch)
         for images, target in train:

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import torch
 import webdataset as wds
-from descent import SGD
 from seen import Seen, whose
 from torch import nn
 
@@ -31,7 +30,7 @@ def main():
     )
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=2)
     net = nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10))
-    opt = SGD(net.parameters(), 0.01)
+    opt = torch.optim.SGD(net.parameters(), 0.01)
     seen = Seen()
     for _ in range(3):
         for images, labels in loader:
