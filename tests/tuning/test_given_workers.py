@@ -235,6 +235,25 @@ def class_of_no_module(loader_of: Callable[..., Any]) -> Iterator[Any]:
         yield from loader
 
 
+class Lazy(Sines):
+    """What the first sample sets in each worker is plain data, and another in each."""
+
+    offset: float | None = None
+
+    def __getitem__(self, i: int) -> Any:
+        x = super().__getitem__(i)
+        if self.offset is None:
+            self.offset = random.random()
+        return x + self.offset * random.random()
+
+
+def set_by_the_first_sample(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    random.seed(3)
+    loader = loader_of(Lazy(), batch_size=BATCH, num_workers=2)
+    for _ in range(2 * EPOCHS):
+        yield from loader
+
+
 SCRIPTS = {
     "two at once": two_at_once,
     "what one worker changes": changed_by_one_worker,
@@ -251,6 +270,7 @@ SCRIPTS = {
     "an error that is caught": error_caught,
     "the number of workers": worker_count,
     "a class of no module": class_of_no_module,
+    "what the first sample of a worker sets": set_by_the_first_sample,
 }
 
 
@@ -282,7 +302,10 @@ def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) 
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["an error that is caught", "what one worker changes", "two at once"])
+PLAYED = ["an error that is caught", "what one worker changes", "two at once", "what the first sample of a worker sets"]
+
+
+@pytest.mark.parametrize("name", PLAYED)
 def test_nor_in_epochs_that_its_own_process_makes_from_the_cache(
     name: str, applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
