@@ -301,10 +301,10 @@ def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) 
     assert applied
 
 
-@pytest.mark.few(1)
 PLAYED = ["an error that is caught", "what one worker changes", "two at once", "what the first sample of a worker sets"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PLAYED)
 def test_nor_in_epochs_that_its_own_process_makes_from_the_cache(
     name: str, applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -356,8 +356,8 @@ class TrialSamples:
 
     @property
     def made_once(self) -> str:
-        """Describes what loading the first sample opens or sets in each process; "" if nothing. Plain data do not count,
-        because each emulated worker has its own copy."""
+        """Describes what loading the first sample opens or sets in each process; "" if nothing. Plain data do not
+        count, because each emulated worker has its own copy."""
         made = [path for path, entry in self.made.items() if path.startswith("dataset[0]") and entry.is_opaque]
         verb = "opens" if self.opens else "sets"
         return f"each process {verb} {readable((self.opens or made)[0])} once" if self.opens or made else ""
