@@ -148,6 +148,6 @@ docs-serve: $(DOCS_STAMP) ## the same at http://127.0.0.1:8000, made anew when a
 	@$(MKDOCS) serve
 
 clean: ## remove everything that make made
-	rm -rf .venv .venv-scripts .venv-docs site .venv-versions .venv-release examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
+	rm -rf .venv .venv-scripts .venv-docs site .venv-versions .venv-release examples/data examples/*/data examples/.data.making-* benchmarks/data benchmarks/results/local
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

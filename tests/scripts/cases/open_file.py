@@ -5,7 +5,6 @@ import struct
 
 import numpy as np
 import torch
-from descent import SGD
 from seen import Seen
 from torch.utils.data import DataLoader, Dataset
 
@@ -36,7 +35,7 @@ def main():
     data = Records(os.path.join(os.environ["DATA"], "records.bin"))
     loader = DataLoader(data, batch_size=32, shuffle=True)
     net = torch.nn.Linear(256, 1)
-    opt = SGD(net.parameters(), 1e-3)
+    opt = torch.optim.SGD(net.parameters(), 1e-3)
     seen = Seen()
     for _ in range(4):
         data.file.seek(12)

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import torch
 import torch.distributed as dist
-from descent import SGD
 from PIL import Image
 from seen import Seen, whose
 from torch import nn
@@ -45,7 +44,7 @@ def main():
     sampler = DistributedSampler(dataset, shuffle=True, seed=25)
     loader = DataLoader(dataset, batch_size=16, sampler=sampler, num_workers=1)
     net = DistributedDataParallel(nn.Sequential(nn.Conv2d(3, 8, 5, 4), nn.Flatten(), nn.Linear(8 * 13 * 13, 10)))
-    opt = SGD(net.parameters(), 0.01)
+    opt = torch.optim.SGD(net.parameters(), 0.01)
     seen = Seen()
     for epoch in range(3):
         sampler.set_epoch(epoch)

@@ -5,7 +5,6 @@ import os
 import random
 
 import torch
-from descent import SGD
 from seen import Seen
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -41,7 +40,7 @@ def train():
     stream = ShuffleBuffer(Lines(os.path.join(os.environ["DATA"], "texts.csv")), 40)
     loader = DataLoader(stream, batch_size=16, num_workers=2)
     bag = torch.nn.EmbeddingBag(500, 4)
-    opt = SGD(bag.parameters(), 0.5)
+    opt = torch.optim.SGD(bag.parameters(), 0.5)
     seen = Seen()
     for _ in range(4):
         for tokens, label, number in loader:
