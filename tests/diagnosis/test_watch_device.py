@@ -8,15 +8,18 @@ import os
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields as fields_of
 
 from stoker.core.metrics import LoaderMetrics
-from stoker.diagnosis.doctor.loader_stats import LoaderStats
+from stoker.diagnosis.doctor.loader_stats import Around, LoaderStats
+from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import merge
-from stoker.diagnosis.report.schema import Crossing
+from stoker.diagnosis.report.schema import Crossing, LoaderReport
 from stoker.diagnosis.watch import device as watch_device
 from stoker.diagnosis.watch.clock import MOST_TIMES
 from stoker.diagnosis.watch.device import PAIRS, PERIOD_S, Crossings, Gaps
@@ -243,6 +246,13 @@ def test_a_pageable_copy() -> None:
     assert found(0.95, device=device(free=(8, 0.02, 8 << 20))) == []
 
 
+def test_transfers_that_cost_most_are_the_verdict() -> None:
+    one = entry(device=device(pageable=(8, 0.02, 8 << 20)))
+    around = msgspec.convert({"gpu_busy": [0.95]}, Around)
+    assert diagnose([one], 2, True, around, 1)[0] == "transfer-bound"
+    assert diagnose([entry()], 2, True, around, 1)[0] == "healthy"
+
+
 def test_a_step_that_waits_for_the_device() -> None:
     assert found(0.6, device=device(sync=(8, 0.05, 0))) == ["sync_transfer"]
     assert found(0.6, device=device(blocking=(8, 0.05, 8 << 20))) == ["sync_transfer"]
@@ -297,3 +307,14 @@ def test_what_processes_saw_adds_up() -> None:
     assert both.device.gaps == 10
     assert both.device.starved_share_of_wait == pytest.approx(0.5)
     assert both.device.crossings == [Crossing("pageable", "train.py:9", 16, 0.04, 200)]
+
+
+def test_a_report_has_each_number_of_its_loader() -> None:
+    metrics = LoaderMetrics("train.py:3")
+    numbers = [f.name for f in fields_of(LoaderReport) if f.type in (int, float) and hasattr(metrics, f.name)]
+    for value, name in enumerate(numbers, 2):
+        setattr(metrics, name, type(getattr(metrics, name))(value))
+    metrics.loop_s = 100.0  # at least the waits and steps
+    (report,) = merge.merged(merge.snapshots([{"pid": 1, "threads": 1, "loaders": [vars(metrics)]}]))
+    assert {"batches", "samples", "epochs", "wait_s", "step_s", "loop_s"} <= set(numbers)
+    assert {name: getattr(report, name) for name in numbers} == {name: getattr(metrics, name) for name in numbers}
