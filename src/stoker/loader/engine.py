@@ -411,12 +411,12 @@ def with_dataset(
     held["dataset"] = own if dataset is None else dataset
     held["collate_fn"] = own_collate if collate_fn is None else collate_fn
     state = state_of(loader)
-    state.late = late
+    state.late, state.own = late, (own, own_collate)
     try:
         yield
     finally:
         held["dataset"], held["collate_fn"] = own, own_collate
-        state.late = None
+        state.late = state.own = None
 
 
 def init_sees_dataset(loader: LoaderLike) -> bool:

@@ -48,6 +48,8 @@ class LoaderState:
         # describes what the script changed since the epoch began, which workers would miss; "" for nothing. Only for
         # workers that ``--apply`` gave to a loader without any
         self.changed: Callable[[], str] | None = None
+        # the script's dataset and collate function, while an iterator is created with others (``engine.with_dataset``)
+        self.own: tuple[Any, Any] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``
         self.late: LateDataset | None = None  # may exchange the dataset in the middle of the coming epoch
         self.adopted: Attributes | None = None  # settings of a ``stoker.DataLoader`` that were applied

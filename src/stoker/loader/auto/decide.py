@@ -112,8 +112,10 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> tuple[MakeB
         return None, None
     may = supported() and cursor.saved is None and elsewhere(getattr(loader, "worker_method", "")) is None
     leaves = retreat(loader, state) if may else None
-    dataset = loader.dataset
-    settings = dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
+    dataset, collate_fn = loader.dataset, loader.collate_fn
+    if state.own_workers == 0 and state.own is not None:
+        dataset, collate_fn = state.own  # a cache may hold samples from before the script changed the dataset
+    settings = dataset, loader._auto_collation, collate_fn, loader.drop_last
     made = here(*settings, lambda: (cursor.base_seed, cursor.epoch))
     if place is not None:
         return place.timed(made), leaves
