@@ -10,6 +10,7 @@ import pickle
 import types
 import warnings
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,13 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
+from stoker.staging import source_files
+from stoker.staging.inputs import Inputs
 from stoker.staging.store.decode import Layout, stored_copy
 from stoker.staging.store.encode import take
 from stoker.staging.store.memory import MemoryTables
 from stoker.staging.store.store import Store, size_of
+from stoker.staging.value_digests import readable
 
 N = 60
 Point = collections.namedtuple("Point", "x y")
@@ -889,3 +893,36 @@ class Flipped(Dataset[torch.Tensor]):
 
     def __getitem__(self, i: int) -> torch.Tensor:
         return torch.full((4,), float(i)).exp()
+
+
+class FromFiles(Dataset[Any]):
+    def __init__(self, folder: Path) -> None:
+        self.paths = [folder / f"{k}.txt" for k in range(4)]
+        self.conf = types.SimpleNamespace(pad=1)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> int:
+        return int(self.paths[i].read_text()) + self.conf.pad
+
+
+@pytest.fixture
+def from_files(tmp_path: Path) -> FromFiles:
+    made = FromFiles(tmp_path)
+    for k, path in enumerate(made.paths):
+        path.write_text(str(k))
+    return made
+
+
+def test_the_user_is_told_which_value_changed(from_files: FromFiles) -> None:
+    before = Inputs(from_files)
+    from_files.conf.pad = 2
+    changes = before.changes(Inputs(from_files), {})
+    assert [readable(c) for c in changes] == ["dataset.conf.pad was 1 and is 2", "dataset.conf"]
+
+
+def test_copies_for_workers_read_no_file_stamps(from_files: FromFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = stoker.Staged(from_files)
+    monkeypatch.setattr(source_files, "stamp_of", lambda path: pytest.fail(f"{path} was looked at again"))
+    assert staged.for_worker(copy.copy(from_files)).make([3]) == [4]

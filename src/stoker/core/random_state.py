@@ -81,9 +81,11 @@ class RandomState:
         """All states, for a comparison that ignores the generators' names."""
         return list(self.values.values())
 
-    def restore(self) -> None:
-        """Restores the state of all generators."""
+    def restore(self, names: Collection[str] | None = None) -> None:
+        """Restores the state of all generators, or of those with the ``names`` that ``moved`` gave."""
         for name, value in self.values.items():
+            if names is not None and name not in names:
+                continue
             if name in self._others:
                 set_state(self._others[name], value)
             elif name == "torch":

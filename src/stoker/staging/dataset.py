@@ -154,8 +154,9 @@ class Staged(Dataset[Sample]):
             )
         )
 
-    def _bind(self) -> None:
-        """Creates the per-process parts: the two functions, and what the process remembers about them."""
+    def _bind(self, watch: ChangeWatch | None = None) -> None:
+        """Creates the per-process parts: the two functions, and what the process remembers about them. ``watch``: of
+        the object that this one copies."""
         prepare, augment = self._said
         split = self.split
         if split is not None:
@@ -166,7 +167,8 @@ class Staged(Dataset[Sample]):
             prepare = prepare or (lambda sample: sample)
             self._prepare, self._augment = lambda i: prepare(self.dataset[i]), augment
         self._memo: Memo | None = None
-        self._watch = ChangeWatch(self._inputs, {} if split is None else split.opened, self._source_files)
+        opened = {} if split is None else split.opened
+        self._watch = watch or ChangeWatch(self._inputs, opened, self._source_files)
         self._unmarked = mark(self._watch.functions) if split is not None else ""
         is_whole = self._augment is None
         self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, self._vetted, self._disable)
@@ -294,14 +296,15 @@ class Staged(Dataset[Sample]):
         self._memo = None
 
     def for_worker(self, dataset: MapDataset) -> Staged:
-        """Another object over the same cache that runs the random part of a copy of the dataset."""
+        """Another object over the same cache that runs the random part of a copy of the dataset. Only changes of this
+        object's dataset count: the script cannot change the copy."""
         other = object.__new__(Staged)
         other.__dict__.update(self.__dict__)
         other.dataset = other.stands_for = dataset
         if self.split is not None:
             other.split = copy.copy(self.split)
             other.split.dataset = dataset
-        other._bind()
+        other._bind(self._watch)
         return other
 
     # -- changes
@@ -414,7 +417,7 @@ class Staged(Dataset[Sample]):
         store = self.current(indices)
         if store is not None and self._table is not None:
             return [self._with_cached_calls(store, self._table, i) for i in indices]
-        if store is not None and self.split is not None and self.split.may_write:
+        if store is not None and self.split is not None and self.split.in_turn:
             # A sample may read what the previous one has changed.
             return [sample for index in indices for sample in self._make(store, [index])]
         return self._make(store, indices)

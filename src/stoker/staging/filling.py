@@ -256,7 +256,7 @@ class Filler:
         # When made in turn it is used but not stored: what it changed must not change twice.
         in_turn = self._in_turn and not (failed or unplanned or may_move)
         if before is not None and moved and not in_turn:
-            before.restore()
+            before.restore(moved)
         if failed:
             return None
         if unplanned or not may_be_kept or moved - may_move:
@@ -274,7 +274,7 @@ class Filler:
     @property
     def _in_turn(self) -> bool:
         """Whether samples must be made one after the other, because one may read what another has changed."""
-        return self._split is not None and self._split.may_write
+        return self._split is not None and self._split.in_turn
 
     def _too_many_draw(self) -> bool:
         """Disables the cache if too many samples have no deterministic part for it to pay off. Returns whether."""

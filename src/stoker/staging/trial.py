@@ -52,7 +52,7 @@ from .stages import Row, cut_of, rows_of
 from .store.encode import CacheError
 from .users_code import is_users_module
 from .value_digests import Entry
-from .verify import CHANGES, attribute_of_dataset, changed_name, verify
+from .verify import CHANGES, attribute_of_dataset, changed_name, lies_in, verify
 
 MOST_PLANS = 24  # verified at most
 MEMO_SHARE = 0.3  # minimum share of a sample's time left by a cut for which cacheable calls are searched
@@ -73,6 +73,7 @@ class TrialResult(NamedTuple):
     has_no_effects: bool = False  # nor is anything printed, logged or written
     may_write: bool = True  # loading a sample may, in some branch, change something that another one reads
     writes: bool = True  # the same, without what libraries' objects change in themselves
+    in_turn: bool = True  # the same, without what libraries' objects change and the cached part does not read
     writes_elsewhere: bool = True  # and that may be outside of the dataset: a global variable, an attribute of a class
     is_view: bool = True  # samples may be views of the dataset's memory
     is_stateless: bool = False  # loading a sample changes nothing in the dataset, in any branch
@@ -152,13 +153,16 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
 def _with_writes(found: TrialResult, samples: TrialSamples) -> TrialResult:
     """Adds what the user's code may change while it makes a sample."""
     if not samples.loaded:
-        return found._replace(may_write=True, writes=True, writes_elsewhere=True)
+        return found._replace(may_write=True, writes=True, in_turn=True, writes_elsewhere=True)
     names, changed = samples.may_write, [*samples.changes, *samples.filled]
     elsewhere = not names <= {name for name, _ in attributes_of(samples.dataset)}
     elsewhere = elsewhere or any(path.startswith("dataset[1]") for path in changed)
     # Libraries' transforms keep what they drew in themselves, which no other sample reads.
     writes = elsewhere or bool(names) or any(map(attribute_of_dataset, changed))
-    return found._replace(may_write=bool(samples.changes or names), writes=writes, writes_elsewhere=elsewhere)
+    scratch = found.plan.scratch if found.plan else set()
+    in_turn = writes or not all(lies_in(path, scratch) for path in samples.changes)
+    may_write = bool(samples.changes or names)
+    return found._replace(may_write=may_write, writes=writes, in_turn=in_turn, writes_elsewhere=elsewhere)
 
 
 def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:

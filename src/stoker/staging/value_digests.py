@@ -11,6 +11,7 @@ import hashlib
 import io
 import mmap
 import os
+import re
 import socket
 import types
 from abc import ABC, abstractmethod
@@ -56,6 +57,7 @@ class Entry(NamedTuple):
 
 def readable(path: str) -> str:
     """Readable form of a path: "dataset.flags" for "dataset[0].flags", "conf.SIZE" for "dataset[1]['conf.SIZE']"."""
+    path = re.sub(r"\.__reduce__\[\d+\]", "", path)  # the state of a library's object
     if path.startswith("dataset[1]['"):
         return path.removeprefix("dataset[1]['").replace("']", "", 1)
     return path.replace("dataset[0]", "dataset", 1)

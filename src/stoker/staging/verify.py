@@ -107,7 +107,7 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
         return _asked(code)
     for path in samples.changes:
         name = changed_name(path)
-        if (name in code.names or not name) and not _lies_in(path, plan.scratch):
+        if (name in code.names or not name) and not lies_in(path, plan.scratch):
             return f"loading a sample changes data that the part before the cut reads: {readable_change(path)}"
     if ANY_NAME in samples.written:
         return "loading a sample sets attributes with computed names"
@@ -355,7 +355,7 @@ def readable_change(change: str) -> str:
     return change.removeprefix("dataset[0]").removeprefix("dataset[1]").removeprefix(".")
 
 
-def _lies_in(change: str, places: set[str]) -> bool:
+def lies_in(change: str, places: set[str]) -> bool:
     """Whether a change of the dataset lies at or below one of some paths."""
     found = change.removeprefix("dataset[0]").removeprefix("dataset")
     return any(re.match(re.escape(place.removeprefix("dataset[0]")) + r"[ .\[]", found + " ") for place in places)
