@@ -7,6 +7,8 @@ import copy
 import functools
 import multiprocessing
 import pickle
+import sqlite3
+import threading
 import types
 import warnings
 from collections import deque
@@ -926,3 +928,14 @@ def test_copies_for_workers_read_no_file_stamps(from_files: FromFiles, monkeypat
     staged = stoker.Staged(from_files)
     monkeypatch.setattr(source_files, "stamp_of", lambda path: pytest.fail(f"{path} was looked at again"))
     assert staged.for_worker(copy.copy(from_files)).make([3]) == [4]
+
+
+@pytest.mark.parametrize("value", [True, sqlite3.connect(":memory:")], ids=["plain", "a connection"])
+def test_a_handle_of_a_thread_is_a_handle(from_files: FromFiles, value: object) -> None:
+    from_files.conf.thread = threading.local()
+    from_files.conf.thread.value = value
+    is_plain = value is True
+    inputs = Inputs(from_files)
+    assert any("thread" in path for path in inputs.of_thread) == is_plain
+    assert any("thread" in path for path in inputs.handles) != is_plain
+    assert "_local" in inputs.why_incomplete({})

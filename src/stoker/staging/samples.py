@@ -94,6 +94,7 @@ class TrialSamples:
         self.filled: list[str] = []
         self.opened: PartsByPath = {}  # attributes created by loading the first sample. See ``Fingerprint.opened``.
         self.made: dict[str, Entry] = {}  # what loading the first sample creates. See ``Inputs.opened``.
+        self.of_thread: set[str] = set()  # paths among these of ``threading.local`` objects with plain data
         self.opens: list[str] = []  # paths among these of files, databases, and objects with unreadable state
         self.settled: PartsByPath = {}  # data of the dataset that loading the first sample changes
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset caches what it loaded
@@ -169,7 +170,7 @@ class TrialSamples:
         first_changes = unopened.changed_since(before)
         later = Inputs(self.dataset)
         self.made = inputs.opened(later)
-        self.opens = sorted(later.handles & self.made.keys())
+        self.opens, self.of_thread = sorted(later.handles & self.made.keys()), later.of_thread
         try:
             self._load_fresh()
         except CacheError:
@@ -358,7 +359,8 @@ class TrialSamples:
     def made_once(self) -> str:
         """Describes what loading the first sample opens or sets in each process; "" if nothing. Plain data do not
         count, because each emulated worker has its own copy."""
-        made = [path for path, entry in self.made.items() if path.startswith("dataset[0]") and entry.is_opaque]
+        opaque = {path for path, entry in self.made.items() if entry.is_opaque} - self.of_thread
+        made = sorted(path for path in opaque if path.startswith("dataset[0]") and "[]" not in path)
         verb = "opens" if self.opens else "sets"
         return f"each process {verb} {readable((self.opens or made)[0])} once" if self.opens or made else ""
 

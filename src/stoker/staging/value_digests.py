@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import socket
+import threading
 import types
 from abc import ABC, abstractmethod
 from pathlib import PurePath
@@ -71,6 +72,7 @@ class ValueDigests(ABC):
     def __init__(self, shared: bool, across_runs: bool) -> None:
         self.opaque: dict[str, str] = {}
         self.handles: set[str] = set()
+        self.of_thread: set[str] = set()  # paths of ``threading.local`` objects with plain data only
         self._depends_on_gradients = False  # holds tensors with requires_grad, so whether gradients are enabled matters
         self._shared = shared
         self._across_runs = across_runs
@@ -242,6 +244,7 @@ class ValueDigests(ABC):
 
     def _opaque_entry(self, path: str, x: object, why: str = "") -> Entry:
         kind = f"{type(x).__module__}.{type(x).__qualname__}"
-        self.handles.add(path)
+        is_plain = type(x) is threading.local and all(type(v) in PLAIN for v in vars(x).values())
+        (self.of_thread if is_plain else self.handles).add(path)
         self.opaque[path] = f"{readable(path)} {why or f'is a {kind}, whose state cannot be read'}"
         return Entry(f"a {type(x).__name__}", kind, True)
