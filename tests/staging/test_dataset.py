@@ -9,6 +9,7 @@ import multiprocessing
 import pickle
 import sqlite3
 import threading
+import time
 import types
 import warnings
 from collections import deque
@@ -25,7 +26,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.staging import source_files
+from stoker.staging import change_watch, source_files
 from stoker.staging.inputs import Inputs
 from stoker.staging.store.decode import Layout, stored_copy
 from stoker.staging.store.encode import take
@@ -939,3 +940,32 @@ def test_a_handle_of_a_thread_is_a_handle(from_files: FromFiles, value: object) 
     assert any("thread" in path for path in inputs.of_thread) == is_plain
     assert any("thread" in path for path in inputs.handles) != is_plain
     assert "_local" in inputs.why_incomplete({})
+
+
+class Scaled(Dataset[Any]):
+    scale = 1
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return torch.full((4,), i * self.scale)
+
+
+@pytest.mark.slow
+def test_a_change_in_mid_epoch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_watch, "QUICK_S", -1.0)
+    data = Scaled()
+    loader = stoker.DataLoader(stoker.Staged(data), batch_size=8)
+    assert torch.cat(list(loader))[:, 0].tolist() == list(range(32))
+    seen = []
+
+    def epoch() -> None:
+        for batch in loader:
+            seen.extend(batch[:, 0].tolist())
+            data.scale = 3
+
+    with pytest.warns(StokerWarning, match="scale was 1 and is 3"):
+        epoch()
+    assert seen == [*range(8), *(3 * i for i in range(8, 32))]

@@ -288,6 +288,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setattr(apply, name, 0.0)
     monkeypatch.setattr(change_watch, "COMPARED", 0)  # nothing is found by making samples again
     monkeypatch.setattr(change_watch, "QUICK_S", -1.0)  # nor by the cache: it looks as seldom as for large datasets
+    monkeypatch.setattr(change_watch, "SAVED_SHARE", -1.0)
     return put_behind_apply(Loader, monkeypatch)
 
 

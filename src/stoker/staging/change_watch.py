@@ -21,7 +21,9 @@ from .value_digests import Entry, readable
 from .verify import changed_name
 
 FILE = "file"
-QUICK_S = 0.002  # a check this fast is made for each batch of a loader without workers
+# of the time that the cache saves with a batch of a loader without workers: a check that takes less comes before each
+SAVED_SHARE = 0.05
+QUICK_S = 0.002  # a check this fast always does
 CHECK_S = 1.0  # minimum time between two checks
 CHECK_SHARE = 500  # checking takes at most one of this many parts of the time
 FIRST_COMPARE_S = 1.0  # after this time more than ``COMPARED`` samples are compared
@@ -128,15 +130,17 @@ class ChangeWatch:
         if not (is_new and self.forks_are_same):
             self._next_check = 0.0
 
-    def check_for(self, indices: Sequence[Index], announced: bool) -> None:
-        """Call before serving samples. ``announced``: the loader announces each epoch.
+    def check_for(self, indices: Sequence[Index], announced: bool, part_s: float) -> None:
+        """Call before serving samples. ``announced``: the loader announces each epoch. ``part_s``: seconds that serving
+        a sample saves.
 
         Without workers, the loop may change the dataset after each batch, and the next batch must reflect that. Workers
         do not see such changes; if the script's process emulates them, the dataset was checked when the epoch began."""
         if torch.utils.data.get_worker_info() is None:
             is_repeated = not announced and self.is_repeated(indices)  # an epoch has begun
             self._looks_at_files |= is_repeated
-            self.check(now=is_repeated or self._took_s <= QUICK_S)
+            is_cheap = self._took_s <= max(QUICK_S, SAVED_SHARE * part_s * len(indices))
+            self.check(now=is_repeated or is_cheap)
         elif os.getpid() != self._process:
             if not announced and self._looked_in != os.getpid():  # torch's own workers: nobody checked for them
                 self._looked_in, self._looks_at_files = os.getpid(), True

@@ -380,7 +380,8 @@ class Staged(Dataset[Sample]):
         store = self._store
         if store is None or not store.usable or not self._vetted.is_kind(indices):
             return None
-        self._watch.check_for(indices, self._epochs_are_announced)
+        plan = None if self.split is None else self.split.plan
+        self._watch.check_for(indices, self._epochs_are_announced, plan.head_s if plan else self._filler.part_s)
         return store if self._watch.is_current else None
 
     def _disable(self, reason: str, stale: bool = False) -> None:
