@@ -25,7 +25,7 @@ from .drawn_scripts import HEALED, SCRIPTS, source
 from .test_shortages import may_unmount
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
-DRAWS = int(os.environ.get("STOKER_DRAWS", "4"))
+DRAWS = int(os.environ.get("STOKER_DRAWS", "3"))
 LIMIT_S = 100  # of one run of a script
 LOOKS_S = 1.0  # for a worker: in many scripts there is none at most moments
 PATIENCE_S = 15  # until all of its processes have gone

@@ -190,7 +190,7 @@ def wait_for(loader: stoker.DataLoader) -> None:
 
 
 def test_batches_are_those_of_this_machine_wherever_they_are_made(ray):
-    same_until(lambda _: all(actor.made > 20 for actor in ray.actors), lambda: Drawn(200))
+    same_until(lambda _: all(actor.made > 5 for actor in ray.actors), lambda: Drawn(200))
     assert len(ray.actors) == 2
 
 

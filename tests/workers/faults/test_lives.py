@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 import stoker
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
-LIVES, LIMIT_S = 8, 100
+LIVES, LIMIT_S = 6, 100
 
 
 class Rows(Dataset):
