@@ -942,7 +942,7 @@ def test_a_handle_of_a_thread_is_a_handle(from_files: FromFiles, value: object) 
     assert "_local" in inputs.why_incomplete({})
 
 
-class Scaled(Dataset[Any]):
+class Multiplied(Dataset[Any]):
     scale = 1
 
     def __len__(self) -> int:
@@ -956,7 +956,7 @@ class Scaled(Dataset[Any]):
 @pytest.mark.slow
 def test_a_change_in_mid_epoch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_watch, "QUICK_S", -1.0)
-    data = Scaled()
+    data = Multiplied()
     loader = stoker.DataLoader(stoker.Staged(data), batch_size=8)
     assert torch.cat(list(loader))[:, 0].tolist() == list(range(32))
     seen = []
