@@ -8,6 +8,7 @@ import collections
 import configparser
 import dataclasses
 import decimal
+import difflib
 import enum
 import functools
 import os
@@ -734,6 +735,47 @@ class BatchAsAWhole(Case):
 
     def __getitems__(self, indices: list[int]) -> Any:
         return [slow(i) + min(indices) for i in indices]
+
+
+class _Remembered(Case):
+    """A library's object keeps what the random part of a sample gave it. One sample in six reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.matcher = difflib.SequenceMatcher(None, "", "abc")
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        if i % 6 == 4:
+            x = x + self.last()
+        drawn = int(torch.randint(1, 9, ()))
+        self.matcher.set_seq1("a" * drawn)
+        return x + drawn
+
+    def last(self) -> float:
+        raise NotImplementedError
+
+
+class RememberedByALibrary(_Remembered):
+    def last(self) -> float:
+        return len(self.matcher.a)
+
+
+class RememberedAndReadByALibrary(_Remembered):
+    def last(self) -> float:
+        return self.matcher.ratio()
+
+
+class RememberedAmongItsAttributes(_Remembered):
+    def last(self) -> float:
+        return len(vars(self.matcher)["".join("a")])
+
+
+class RememberedOrElse(_Remembered):
+    def last(self) -> float:
+        try:
+            return float(len(self.matcher.a))
+        except TypeError:
+            return 0.5
 
 
 def _below(cls: type[Case]) -> Iterator[type[Case]]:

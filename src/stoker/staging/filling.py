@@ -32,6 +32,7 @@ from .store.decode import stored_copy as copy_of
 from .store.encode import CacheError, take
 from .store.store import Store
 from .store.tables import Samples
+from .verify import make_unusable
 from .vetting import Vetting
 
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be fresh memory, with a page fault per page
@@ -83,7 +84,15 @@ class Filler:
         self._disable = disable  # called with the reason when the cache becomes unusable
         reads, opened = (None, {}) if split is None else (split.reads, split.opened)
         self.vetting = Vetting(
-            dataset, vetted, self.random_states, self._inputs, reads, opened, disable, lambda: self._may_move
+            dataset,
+            vetted,
+            self.random_states,
+            self._inputs,
+            reads,
+            opened,
+            disable,
+            lambda: self._may_move,
+            self._hide,
         )
         self._samples = len(dataset)
         self._asked = 0  # samples requested, including those in the cache
@@ -101,6 +110,11 @@ class Filler:
     def _inputs(self) -> Inputs | None:
         """Current values of what any sample may read. None: with ``prepare``, changes are the user's responsibility."""
         return None if self._split is None else self._split.inputs(of_all=True)
+
+    def _hide(self) -> None:
+        """Makes unusable what samples change and the deterministic part does not read. Call only in a child."""
+        if self._split is not None and self._split.plan is not None:
+            make_unusable((self._dataset, self._split.globals_now()), self._split.plan.scratch)
 
     def replace_dataset(self, dataset: MapDataset) -> None:
         """Switches to another object with the same content."""

@@ -26,7 +26,7 @@ from ..core.compare import equal_bits
 from ..core.dataset_tree import inner_datasets
 from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint
-from ..core.object_tree import is_table, walk
+from ..core.object_tree import children, is_table, walk
 from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
@@ -333,6 +333,23 @@ class _Unusable:
 
 
 _UNUSABLE = _Unusable()
+
+
+def make_unusable(readable: object, paths: Collection[str]) -> None:
+    """Replaces the values of attributes, by path, with an object that must not be read. Call only in a child."""
+    for path in paths:
+        place, _, name = path.removeprefix("dataset").rpartition(".")
+        for holder in _at(readable, place):
+            if name in _own_attributes(holder):
+                _own_attributes(holder)[name] = _UNUSABLE
+
+
+def _at(x: object, path: str) -> list[object]:
+    """The object at a path below another; none if there is none."""
+    if not path:
+        return [x]
+    below = [(step, inner) for step, inner in children(x) if f"{path}.".startswith((f"{step}.", f"{step}["))]
+    return [found for step, inner in below for found in _at(inner, path.removeprefix(step))]
 
 
 def _own_attributes(x: object) -> Attributes:

@@ -53,6 +53,7 @@ class Vetting:
         opened: dict[str, Entry],
         end: Callable[[str], None],
         may_move: Callable[[], Collection[str]],
+        hide: Callable[[], None],
     ) -> None:
         self.dataset = dataset
         self._vetted = vetted
@@ -63,6 +64,7 @@ class Vetting:
         self._opened = opened  # what loading samples creates. See ``Inputs.opened``.
         self._end = end  # ends the cache, with a reason
         self._may_move = may_move  # returns names of generators that samples may draw from
+        self._hide = hide  # makes unusable, in a child, what other samples change and cached parts must not read
         self._failures = 0
         self._began, self._spent_s = 0.0, 0.0  # time of the first vetting, and seconds that all of them took
         self.is_postponed = False  # the last result was not vetted, because vetting has taken its share of the time
@@ -112,6 +114,7 @@ class Vetting:
     def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, list[str]]:
         """Whether ``make`` gives the same again and changes nothing; and its changes to what cached parts read."""
         held, may_move = self._inputs(), set(self._may_move())
+        self._hide()
         code = Executed(self.dataset)
         is_same = True
         for k in range(RUNS):
