@@ -13,6 +13,7 @@ import enum
 import functools
 import os
 import pickle
+import queue
 import random
 import secrets
 import sys
@@ -776,6 +777,105 @@ class RememberedOrElse(_Remembered):
             return float(len(self.matcher.a))
         except TypeError:
             return 0.5
+
+
+class _KeptByALibrary(Case):
+    def __init__(self, folder: Path) -> None:
+        self.matcher = difflib.SequenceMatcher(None, "", "abc")
+
+    def seldom(self, i: int) -> bool:
+        return i % 6 == 4
+
+
+class HandedOverByALibrary(_KeptByALibrary):
+    """The random part reads what the deterministic one gave to a library's object."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        self.matcher.set_seq1("a" * (i % 5))
+        return x + int(torch.randint(1, 9, ())) + len(self.matcher.a)
+
+
+class SeldomHandedOverByALibrary(_KeptByALibrary):
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        if self.seldom(i):
+            self.matcher.set_seq1("a" * (i % 5))
+        return x + int(torch.randint(1, 9, ())) + len(self.matcher.a)
+
+
+class SeldomHandedOverAndSeldomRead(_KeptByALibrary):
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        if self.seldom(i):
+            self.matcher.set_seq1("a" * (i % 5))
+        drawn = int(torch.randint(1, 9, ()))
+        return x + (drawn if drawn < 6 else len(self.matcher.a))
+
+
+class SeldomReadByALibrary(_KeptByALibrary):
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i) + self.matcher.ratio() if self.seldom(i) else slow(i)
+        return x + int(torch.randint(1, 9, ()))
+
+    def between(self, epoch: int) -> None:
+        self.matcher.set_seq1("abc"[: epoch % 3 + 1])
+
+
+class _InAQueue(_KeptByALibrary):
+    def __init__(self, folder: Path) -> None:
+        self.queue: Any = queue.Queue()
+
+
+class LengthOfAQueue(_InAQueue):
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i) + self.queue.qsize() if self.seldom(i) else slow(i)
+        return x + int(torch.randint(1, 9, ()))
+
+    def between(self, epoch: int) -> None:
+        self.queue.put(epoch)
+
+
+class QueueThatGrows(_InAQueue):
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i) + self.queue.qsize() if self.seldom(i) else slow(i)
+        drawn = int(torch.randint(1, 9, ()))
+        self.queue.put(drawn)
+        return x + drawn
+
+
+class StatisticsOfAModule(_KeptByALibrary):
+    def __init__(self, folder: Path) -> None:
+        self.norm = torch.nn.BatchNorm1d(16, momentum=0.5)
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.from_numpy(slow(i)).float()
+        x = x + self.norm.running_mean if self.seldom(i) else x
+        y = x * torch.rand(())
+        self.norm(y)
+        return (x + y).detach()
+
+
+class SettingOfALibrary(_KeptByALibrary):
+    def __init__(self, folder: Path) -> None:
+        np.set_printoptions(precision=8)
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i) + np.get_printoptions()["precision"] if self.seldom(i) else slow(i)
+        drawn = int(torch.randint(1, 9, ()))
+        np.set_printoptions(precision=drawn)
+        return x + drawn
+
+
+class EnvironmentOfTheLastSample(_KeptByALibrary):
+    def __init__(self, folder: Path) -> None:
+        os.environ["EXACT_SCALE"] = "1"
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i) + float(os.environ["EXACT_SCALE"]) if self.seldom(i) else slow(i)
+        drawn = int(torch.randint(1, 9, ()))
+        os.environ["EXACT_SCALE"] = str(drawn)
+        return x + drawn
 
 
 def _below(cls: type[Case]) -> Iterator[type[Case]]:

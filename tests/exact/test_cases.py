@@ -39,6 +39,9 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "OwnCacheSeldomChanged": "kept",
     "FileWithoutAName": "a file without a name",
     "BatchAsAWhole": "__getitems__",
+    "QueueThatGrows": "queue",
+    "SettingOfALibrary": "settings of libraries",
+    "EnvironmentOfTheLastSample": "os.environ",
 }
 
 

@@ -79,7 +79,7 @@ class Vetted:
     UNKNOWN, SAME, DIFFERS = range(3)
 
     def __init__(self) -> None:
-        self._made = mmap.mmap(-1, MOST + 1)
+        self._made = mmap.mmap(-1, MOST + 2)
 
     def __reduce__(self) -> tuple[type[Vetted], tuple[()]]:
         return Vetted, ()  # branch numbers differ in a process that was not forked
@@ -96,6 +96,14 @@ class Vetted:
         if not self._made[MOST]:
             self._made[MOST] = kind
         return self._made[MOST] == kind
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether a branch was found that changes what other samples may read, so that their order counts."""
+        return bool(self._made[MOST + 1])
+
+    def note_effects(self) -> None:
+        self._made[MOST + 1] = 1
 
     def new(self, numbers: frozenset[int]) -> list[int]:
         """Numbers of branches that ran but were not vetted, or must not be taken."""

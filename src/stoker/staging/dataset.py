@@ -418,7 +418,7 @@ class Staged(Dataset[Sample]):
         store = self.current(indices)
         if store is not None and self._table is not None:
             return [self._with_cached_calls(store, self._table, i) for i in indices]
-        if store is not None and self.split is not None and self.split.in_turn:
+        if store is not None and self.split is not None and (self.split.in_turn or self._vetted.has_effects):
             # A sample may read what the previous one has changed.
             return [sample for index in indices for sample in self._make(store, [index])]
         return self._make(store, indices)

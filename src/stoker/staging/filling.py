@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.compare import equal_bits
+from ..core.object_tree import walk
 from ..core.random_state import RandomState, owns_global_generators
-from ..core.types import Index, MapDataset, Sample
+from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
 from . import branches
 from .change_watch import STALE, CheckSchedule
-from .inputs import Inputs
 from .plan import Unplanned
 from .split import Split
 from .store.decode import layout
@@ -32,7 +32,8 @@ from .store.decode import stored_copy as copy_of
 from .store.encode import CacheError, take
 from .store.store import Store
 from .store.tables import Samples
-from .verify import make_unusable
+from .users_code import is_library_class
+from .verify import own_attributes
 from .vetting import Vetting
 
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be fresh memory, with a page fault per page
@@ -82,18 +83,9 @@ class Filler:
         self._prepare = prepare  # makes the deterministic part of a sample
         self._is_whole = is_whole  # the deterministic part is the whole sample
         self._disable = disable  # called with the reason when the cache becomes unusable
-        reads, opened = (None, {}) if split is None else (split.reads, split.opened)
-        self.vetting = Vetting(
-            dataset,
-            vetted,
-            self.random_states,
-            self._inputs,
-            reads,
-            opened,
-            disable,
-            lambda: self._may_move,
-            self._hide,
-        )
+        self._vetted = vetted
+        self._held: list[Attributes] | None = None
+        self.vetting = Vetting(dataset, split, vetted, self.random_states, disable)
         self._samples = len(dataset)
         self._asked = 0  # samples requested, including those in the cache
         self.part_s = 0.0  # time per sample of the last batch; 0.0 until one was made
@@ -107,19 +99,10 @@ class Filler:
         self.reads: ReadThreads | None = None
         self.elsewhere: OtherCaches | None = None
 
-    def _inputs(self) -> Inputs | None:
-        """Current values of what any sample may read. None: with ``prepare``, changes are the user's responsibility."""
-        return None if self._split is None else self._split.inputs(of_all=True)
-
-    def _hide(self) -> None:
-        """Makes unusable what samples change and the deterministic part does not read. Call only in a child."""
-        if self._split is not None and self._split.plan is not None:
-            make_unusable((self._dataset, self._split.globals_now()), self._split.plan.scratch)
-
     def replace_dataset(self, dataset: MapDataset) -> None:
         """Switches to another object with the same content."""
         self._dataset = self.vetting.dataset = dataset
-        self._generators = self.reads = None
+        self._generators = self.reads = self._held = None
 
     def random_states(self) -> RandomState:
         """The states of all generators that samples may draw from."""
@@ -130,7 +113,7 @@ class Filler:
 
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
         """Makes and stores the samples of a batch that are not stored yet. Returns deterministic parts by position,
-        without samples that have none. None: the cache was disabled."""
+        without samples that have none. None: the script's dataset must make this batch."""
         self._asked += len(indices)
         misses = np.flatnonzero(where == 0).tolist()
         fetched = self._fetch(store, indices, misses)
@@ -141,7 +124,13 @@ class Filler:
         states = self.random_states() if owns_global_generators() else None
         keep_ns = time.thread_time_ns() - began
         watch_each = self._watch_each or self._in_turn
+        before = [] if self._in_turn else self._kept_by_libraries()
         parts = self._parts(indices, misses, states if watch_each else None)
+        if before and self._vetted.has_effects:  # what one part changed, the random parts of earlier samples may read
+            for attributes, values in before:
+                attributes.clear()
+                attributes.update(values)
+            return None
         if states is not None and not watch_each and states.moved():
             self._watch_each = True  # from now on, this process checks after each sample whether it drew random numbers
             states.restore()
@@ -288,7 +277,14 @@ class Filler:
     @property
     def _in_turn(self) -> bool:
         """Whether samples must be made one after the other, because one may read what another has changed."""
-        return self._split is not None and self._split.in_turn
+        return self._split is not None and (self._split.in_turn or self._vetted.has_effects)
+
+    def _kept_by_libraries(self) -> list[tuple[Attributes, Attributes]]:
+        """Attributes of the libraries' objects in the dataset, each with a copy."""
+        if self._held is None:
+            found = (own_attributes(x) for _, x in walk(self._dataset) if is_library_class(type(x)))
+            self._held = [attributes for attributes in found if attributes]
+        return [(attributes, attributes.copy()) for attributes in self._held]
 
     def _too_many_draw(self) -> bool:
         """Disables the cache if too many samples have no deterministic part for it to pay off. Returns whether."""

@@ -319,7 +319,7 @@ class Inputs(ComparedInputs):
         if not is_library_class(cls):
             self._visit_class(cls, path, depth)
         for name, value in attributes_of(x):
-            if self._is_read(name) or name == "_value_":
+            if self._is_read_of(x, name):
                 self._visit(value, f"{path}.{name}", depth)
         native = native_base(cls)
         if isinstance(x, VALUES):
@@ -483,6 +483,10 @@ class Inputs(ComparedInputs):
             return False
         return self._names is None or name in self._names
 
+    def _is_read_of(self, x: object, name: str) -> bool:
+        """Whether code may read an attribute of an object. Which ones a library reads of its own objects is unknown."""
+        return name == "_value_" or self._is_read(name) or (is_library_class(type(x)) and name not in self._ignored)
+
     # -- digests
 
     def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
@@ -532,7 +536,7 @@ class _Flat(pickle.Pickler):
             return _mark, (path,)
         if not is_library_class(cls):
             inputs._visit_class(cls, f"class {qualified_name(cls)}", DEPTH // 2)
-        state: dict[str, object] = {k: v for k, v in attributes_of(x) if inputs._is_read(k)}
+        state: dict[str, object] = {k: v for k, v in attributes_of(x) if inputs._is_read_of(x, k)}
         native = native_base(cls)
         value: object = None
         if isinstance(x, VALUES):

@@ -237,6 +237,8 @@ class Plan:
     reads: set[str] | None = None  # names of attributes and globals that the first part may read; None: any
     # paths of attributes that loading a sample writes, and that the first part does not read before that
     scratch: set[str] = field(default_factory=set)
+    # names of attributes that the first part assigns to in objects outliving the sample
+    stores: set[str] = field(default_factory=set)
     # attributes in which the dataset itself caches samples: the first part runs with empty ones
     own_caches: list[Path] = field(default_factory=list)
     # module and name of each global variable that the first part reads

@@ -68,6 +68,11 @@ class Whole(NamedTuple):
     states: object  # of all generators after that
 
 
+def of_dataset(change: str) -> str:
+    """A change that ``Inputs`` describes, as ``Fingerprint`` would: "dataset.n was 1 and is 2"."""
+    return "dataset" + change.removeprefix("dataset[0]") if change.startswith("dataset[0]") else change
+
+
 def positions(n: int) -> list[int]:
     """Indices at which a trial looks into a dataset of ``n`` samples."""
     spread = [n * k // (ATTEMPTS + 1) for k in range(1, ATTEMPTS)]
@@ -177,6 +182,10 @@ class TrialSamples:
             self.load(self.loaded[0])
         after = Fingerprint(self.dataset)
         self.changes = before.changed_since(after) + self._changed_results()
+        self.seed_anew()
+        self.make(self.loaded[-1])  # what it keeps of its draws differs now
+        changes = (of_dataset(change) for change in later.changes(Inputs(self.dataset), self.made))
+        self.changes += [change for change in changes if change not in self.changes]
         self.filled = before.added_or_changed_since(after, {}) + (first_changes if self.settled else [])
         self._find_own_caches(empty)
 

@@ -17,7 +17,8 @@ import itertools
 import re
 import time
 import types
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,14 @@ from ..core.compare import equal_bits
 from ..core.dataset_tree import inner_datasets
 from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint
-from ..core.object_tree import children, is_table, walk
+from ..core.object_tree import CONTAINERS, PLAIN, children, is_table, walk
 from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import Call, callee_of
+from .containers import items_of
 from .executed_code import Executed, is_library
+from .inputs import Inputs
 from .isolate import classes_unpickled, output_size
 from .own_caches import emptied
 from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
@@ -39,6 +42,7 @@ from .samples import TrialSamples
 from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, pickled, take
 from .syntax import ANY_NAME
+from .users_code import is_library_class
 
 READS = 3  # of the cached state; the fastest counts
 NAMES = 16  # maximum number of attributes tested for being written before they are read
@@ -105,9 +109,14 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
         return f"{CHANGES}: {code.changes}"
     if code.asks:
         return _asked(code)
+    reads = samples.may_read(code.names)
     for path in samples.changes:
-        name = changed_name(path)
-        if (name in code.names or not name) and not lies_in(path, plan.scratch):
+        names = {changed_name(path), *re.findall(r"\['(\w+)'\]", path)}  # a module's buffers are items
+        place = re.sub(r"^dataset(\[0\])?|[^.[]*$", "", path)
+        if _library_object(_along(samples.dataset, place.rstrip(".["))) in reads:
+            names.add("")  # which of its own attributes it reads is unknown
+        is_outside = not path.startswith("dataset")  # the environment, settings of libraries
+        if (is_outside or not names.isdisjoint(code.names | {""})) and not lies_in(path, plan.scratch):
             return f"loading a sample changes data that the part before the cut reads: {readable_change(path)}"
     if ANY_NAME in samples.written:
         return "loading a sample sets attributes with computed names"
@@ -124,7 +133,8 @@ class _Verification:
     """Verifies one plan on some samples."""
 
     def __init__(self, plan: Plan, samples: TrialSamples, changing: Collection[str]) -> None:
-        self.code = Executed(samples.dataset)  # inspects the code of the first part
+        self._inputs = Inputs(samples.dataset)
+        self.code = Executed(samples.dataset, self._inputs.objects)  # inspects the code of the first part
         # the cached state contains objects of the dataset, in which the second part may read anything
         self.holds_objects = False
         self._plan = plan
@@ -138,6 +148,9 @@ class _Verification:
         self._plan.scratch = self._attributes_not_read()
         while not self._verify_fresh():
             pass
+        self._plan.stores = self.code.stored_in_lasting
+        if not self._plan.exact:
+            self._verify_handed_over()
         return costs
 
     def _head(self, i: int) -> PreparedState:
@@ -178,6 +191,53 @@ class _Verification:
         plan.moves = sorted({*plan.moves, *moved})
         plan.pickled = plan.pickled or kept.pickled
         return SplitCost(head_s, read_s, kept.nbytes)
+
+    def _verify_handed_over(self) -> None:
+        """Checks that the second part does not read what a library's object keeps of the first part. The containers
+        that a plan cuts keep something in either part: of that, it must not read what is there when it begins."""
+        samples = self._samples
+        places = Fingerprint(samples.readable()).places
+        kept = {
+            f"{places[id(x)]}.{name}"
+            for name, objects in self.code.stored.items()
+            for x in objects
+            if id(x) in places and id(x) in self._inputs.objects and is_library_class(type(x))
+        }
+        read = samples.may_read(self.names_in_tail()) if kept else set()
+        of_containers = set()
+        for path in sorted(kept):
+            objects = list(_along(samples.readable(), path.removeprefix("dataset")))
+            name = _library_object(objects)
+            if self._plan.slices and any(items_of(x) is not None for _, x in objects):
+                of_containers.add(path)
+            elif not name or name in read:
+                raise CacheError(
+                    f"the part after the cut may read what the part before it sets: {readable_change(path)}"
+                )
+        if of_containers:
+            self._verify_unread(of_containers)
+
+    def _verify_unread(self, paths: Collection[str]) -> None:
+        """Checks that the second part gives the same if these attributes are unusable when it begins."""
+        samples = self._samples
+        kept = Kept(self._head(samples.loaded[0]))
+        samples.seed_anew()
+        states = samples.states()
+        expected = stored_copy(self._plan.tail(samples.dataset, kept.read()))
+        before = make_unusable(samples.readable(), paths)
+        states.restore()
+        try:
+            is_same = equal_bits(stored_copy(self._plan.tail(samples.dataset, kept.read())), expected)
+        except TypeError:
+            is_same = False
+        finally:
+            for attributes, name, value in before:
+                if attributes[name] is _UNUSABLE:
+                    attributes[name] = value
+        if not is_same:
+            raise CacheError(
+                f"the part after the cut reads what the part before it sets: {readable_change(min(paths))}"
+            )
 
     def _is_kept_by_dataset(self, i: int) -> bool:
         """Whether the first part returns what the dataset's own cache holds."""
@@ -226,7 +286,7 @@ class _Verification:
         also have a ``size``, for example."""
         datasets = list(inner_datasets(self._samples.dataset))
         for name in self._changing - self.code.user_names:
-            holders = [x for x in datasets if name in _own_attributes(x) and not _library_names(type(x), name)]
+            holders = [x for x in datasets if name in own_attributes(x) and not _library_names(type(x), name)]
             if holders:
                 yield name, holders
 
@@ -242,15 +302,15 @@ class _Verification:
         expected = stored_copy(self._head(i))
         places = Fingerprint(samples.readable()).places
         holders = (
-            (name, [x for x in objects if id(x) in places and name in _own_attributes(x)])
+            (name, [x for x in objects if id(x) in places and name in own_attributes(x)])
             for name, objects in whole.stored.items()
         )
         written = itertools.islice((held for held in holders if held[1]), NAMES)
         out: set[str] = set()
         for name, objects in [*written, *self._changing_and_not_named()]:
-            values = [_own_attributes(x)[name] for x in objects]
+            values = [own_attributes(x)[name] for x in objects]
             for x in objects:
-                _own_attributes(x)[name] = _UNUSABLE
+                own_attributes(x)[name] = _UNUSABLE
             try:
                 samples.seed_anew()
                 if equal_bits(stored_copy(self._head(i)), expected):
@@ -259,7 +319,7 @@ class _Verification:
                 pass  # it was read
             finally:
                 for x, value in zip(objects, values, strict=True):
-                    _own_attributes(x)[name] = value
+                    own_attributes(x)[name] = value
         return out
 
     def _verify_fresh(self) -> bool:
@@ -335,24 +395,39 @@ class _Unusable:
 _UNUSABLE = _Unusable()
 
 
-def make_unusable(readable: object, paths: Collection[str]) -> None:
-    """Replaces the values of attributes, by path, with an object that must not be read. Call only in a child."""
+def make_unusable(readable: object, paths: Collection[str]) -> list[tuple[Attributes, str, object]]:
+    """Replaces the values of attributes, by path, with an object that must not be read. Returns where, and what was
+    there."""
+    before = []
     for path in paths:
         place, _, name = path.removeprefix("dataset").rpartition(".")
-        for holder in _at(readable, place):
-            if name in _own_attributes(holder):
-                _own_attributes(holder)[name] = _UNUSABLE
+        attributes = own_attributes(deque([readable, *(x for _, x in _along(readable, place))], 1)[0])
+        if name in attributes:
+            before.append((attributes, name, attributes[name]))
+            attributes[name] = _UNUSABLE
+    return before
 
 
-def _at(x: object, path: str) -> list[object]:
-    """The object at a path below another; none if there is none."""
-    if not path:
-        return [x]
-    below = [(step, inner) for step, inner in children(x) if f"{path}.".startswith((f"{step}.", f"{step}["))]
-    return [found for step, inner in below for found in _at(inner, path.removeprefix(step))]
+def _along(x: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yields the steps of a path, each with the object to which it leads, as far as they exist."""
+    for step, inner in children(x):
+        if f"{path}.".startswith((f"{step}.", f"{step}[")):
+            yield step, inner
+            yield from _along(inner, path.removeprefix(step))
+            return
 
 
-def _own_attributes(x: object) -> Attributes:
+def _library_object(steps: Iterable[tuple[str, object]]) -> str:
+    """Name of the attribute that leads to the first object of a library; "" if none does."""
+    name = ""
+    for step, x in steps:
+        name = step[1:] if step[0] == "." else name
+        if is_library_class(type(x)) and not isinstance(x, (*CONTAINERS, *PLAIN)):
+            return name
+    return ""
+
+
+def own_attributes(x: object) -> Attributes:
     attributes = getattr(x, "__dict__", None)
     # excludes classes, whose attributes cannot be written like this, and tables, on which native code relies
     return attributes if isinstance(attributes, dict) and not is_table(x) else {}

@@ -11,8 +11,8 @@ import random
 import re
 import time
 import types
-from collections.abc import Callable, Collection, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,15 +21,17 @@ from ..core import marked_code
 from ..core.compare import equal_bits
 from ..core.errors import UsageError
 from ..core.random_state import RandomState
+from ..core.types import Attributes, MapDataset
 from . import branches
 from .change_watch import shortly
 from .executed_code import Executed
 from .inputs import Inputs
 from .isolate import run_isolated
-from .plan import Unplanned
+from .plan import Plan, Unplanned
 from .recompile import compiled_like, marked_lambda
 from .source import Function, NoSource, tree_of
 from .value_digests import Entry
+from .verify import make_unusable
 
 T = TypeVar("T")
 RUNS = 2  # number of runs that must give the same
@@ -40,31 +42,37 @@ MOST_FAILURES = 2  # after that no more branches are vetted: each may have used 
 SEED = 77_000
 
 
+class Divided(Protocol):
+    """A dataset in two parts; see ``split.Split``."""
+
+    dataset: MapDataset
+    plan: Plan | None
+    opened: dict[str, Entry]
+
+    @property
+    def reads(self) -> set[str] | None: ...
+
+    def globals_now(self) -> Attributes: ...
+
+    def inputs(self, across_runs: bool = False, of_all: bool = False) -> Inputs: ...
+
+
 class Vetting:
     """Decides whether a result may be cached, from the branches that it took. For one process."""
 
     def __init__(
         self,
         dataset: object,
+        split: Divided | None,
         vetted: branches.Vetted,
         states: Callable[[], RandomState],
-        inputs: Callable[[], Inputs | None],
-        reads: Collection[str] | None,
-        opened: dict[str, Entry],
         end: Callable[[str], None],
-        may_move: Callable[[], Collection[str]],
-        hide: Callable[[], None],
     ) -> None:
         self.dataset = dataset
+        self._split = split  # how the dataset is divided; None: changes by samples are the user's responsibility
         self._vetted = vetted
         self._states = states
-        # returns what any sample may currently read; None: changes by samples are the user's responsibility
-        self._inputs = inputs
-        self._reads = reads  # names of attributes and globals that cached parts may read; None: any
-        self._opened = opened  # what loading samples creates. See ``Inputs.opened``.
         self._end = end  # ends the cache, with a reason
-        self._may_move = may_move  # returns names of generators that samples may draw from
-        self._hide = hide  # makes unusable, in a child, what other samples change and cached parts must not read
         self._failures = 0
         self._began, self._spent_s = 0.0, 0.0  # time of the first vetting, and seconds that all of them took
         self.is_postponed = False  # the last result was not vetted, because vetting has taken its share of the time
@@ -99,23 +107,31 @@ class Vetting:
         self.is_postponed = self._spent_s > FREE_S + SHARE * (began - self._began)
         if self.is_postponed:
             return False
-        is_same, changes = False, list[str]()
+        is_same, has_effects, changes = False, False, list[str]()
         if self._failures < MOST_FAILURES:
             try:
-                is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S + LIMIT * took_s, waits=True)
+                is_same, has_effects, changes = run_isolated(
+                    lambda: self._check(made, make), LIMIT_S + LIMIT * took_s, waits=True
+                )
             except UsageError:  # it would change something outside, or waits for a thread missing in the child
                 self._failures += 1
         self._spent_s += time.monotonic() - began
         self._vetted.note(new, is_same)
+        if has_effects:
+            self._vetted.note_effects()
         if changes:
             self._end(f"some samples change data that others read: {shortly(changes)}")
         return is_same
 
-    def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, list[str]]:
-        """Whether ``make`` gives the same again and changes nothing; and its changes to what cached parts read."""
-        held, may_move = self._inputs(), set(self._may_move())
-        self._hide()
-        code = Executed(self.dataset)
+    def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, bool, list[str]]:
+        """Whether ``make`` gives the same again and changes nothing; whether it changes something; and its changes to
+        what cached parts read."""
+        split = self._split
+        plan = None if split is None else split.plan
+        held = None if split is None else split.inputs(of_all=True)
+        if split is not None and plan is not None:
+            make_unusable((split.dataset, split.globals_now()), plan.scratch)
+        code = Executed(self.dataset, () if held is None else held.objects)
         is_same = True
         for k in range(RUNS):
             _seed(SEED + k)
@@ -124,11 +140,15 @@ class Vetting:
                 is_same = is_same and equal_bits(made, code.run(make) if k == 0 else make())
             except (Exception, Unplanned):
                 is_same = False
-            is_same = is_same and may_move.issuperset(before.moved())
-        later = self._inputs()
-        changes = [] if held is None or later is None else held.changes(later, self._opened)
-        read = [change for change in changes if self._reads is None or _name_in(change) in self._reads]
-        return is_same and not code.asks and not changes, read
+            is_same = is_same and set(plan.moves if plan else ()).issuperset(before.moved())
+        is_same = is_same and not code.asks
+        if split is None or held is None:
+            return is_same, False, []
+        known = {*(plan.stores if plan else ()), *map(_name_in, split.opened)}
+        changes = held.changes(split.inputs(of_all=True), split.opened)
+        read = [change for change in changes if split.reads is None or _name_in(change) in split.reads]
+        has_effects = bool(changes) or not code.stored_in_lasting <= known
+        return is_same and not has_effects, has_effects, read
 
 
 def _name_in(change: str) -> str:
