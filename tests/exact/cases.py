@@ -813,6 +813,50 @@ class SeldomHandedOverAndSeldomRead(_KeptByALibrary):
         return x + (drawn if drawn < 6 else len(self.matcher.a))
 
 
+class Matcher(difflib.SequenceMatcher[str]):
+    pass
+
+
+class HandedOverByABaseClass(HandedOverByALibrary):
+    def __init__(self, folder: Path) -> None:
+        self.matcher = Matcher(None, "", "abc")
+
+
+class SeldomHandedOverByABaseClass(SeldomHandedOverByALibrary):
+    def __init__(self, folder: Path) -> None:
+        self.matcher = Matcher(None, "", "abc")
+
+
+class RememberedByABaseClass(RememberedByALibrary):
+    def __init__(self, folder: Path) -> None:
+        self.matcher = Matcher(None, "", "abc")
+
+
+class HandedOverUnderAnotherName(_KeptByALibrary):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.others = [self.matcher]
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        self.matcher.set_seq1("a" * (i % 5))
+        return x + int(torch.randint(1, 9, ())) + len(self.others[0].a)
+
+
+SHARED = difflib.SequenceMatcher(None, "", "abc")
+
+
+class SeldomHandedOverByAGlobal(_KeptByALibrary):
+    def __init__(self, folder: Path) -> None:
+        SHARED.set_seq1("")
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        if self.seldom(i):
+            SHARED.set_seq1("a" * (i % 5))
+        return x + int(torch.randint(1, 9, ())) + len(SHARED.a)
+
+
 class SeldomReadByALibrary(_KeptByALibrary):
     def __getitem__(self, i: int) -> Any:
         x = slow(i) + self.matcher.ratio() if self.seldom(i) else slow(i)

@@ -204,6 +204,7 @@ def test_a_damaged_sample_is_made_anew(folder: Path, base: Path) -> None:
     first._begin()
     until(lambda: samples_in(base) == N)
     (cache,) = listed(base)
+    until(lambda: any(cache.path.glob("column-*.npy")))
     column = next(cache.path.glob("column-*.npy"))
     with column.open("r+b") as file:
         file.seek(-300, os.SEEK_END)

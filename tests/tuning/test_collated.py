@@ -138,7 +138,7 @@ def test_calls_for_single_samples_are_kept(applied: dict[str, Any], collate_fn: 
     expected = epochs(DataLoader, Texts(), collate_fn, 2)
     assert equal_bits(epochs(Loader, Texts(), collate_fn, 2), expected)
     (known,) = apply._datasets
-    assert known.collated is not None, known.report()
+    assert known.collated is not None, (known.report(), known.found and known.found.collate)
     assert known.collated.usable
     assert known.collated.account.filled == 24
     assert "encode" in known.report()["collate"]
@@ -170,7 +170,7 @@ def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any
     loader = Loader(Texts(), batch_size=8, num_workers=2, collate_fn=collator)
     first, _ = list(loader), list(loader)
     (known,) = apply._datasets
-    assert known.collated is not None, known.report()
+    assert known.collated is not None, (known.report(), known.found and known.found.collate)
     assert known.collated.account.filled == 24
     collator.vocab["b"] = 9
     with pytest.warns(UserWarning, match="Cache discarded"):
@@ -192,7 +192,7 @@ def test_texts_that_are_drawn_end_the_cache(applied: dict[str, Any]) -> None:  #
         batches = epochs(Loader, Windows(), in_a_list, 2)
     assert equal_bits(batches, epochs(DataLoader, Windows(), in_a_list, 2))
     (known,) = apply._datasets
-    assert known.collated is not None, known.report()
+    assert known.collated is not None, (known.report(), known.found and known.found.collate)
     assert not known.collated.usable
 
 

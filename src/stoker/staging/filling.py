@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.compare import equal_bits
-from ..core.object_tree import walk
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators
@@ -32,7 +31,6 @@ from .store.decode import stored_copy as copy_of
 from .store.encode import CacheError, take
 from .store.store import Store
 from .store.tables import Samples
-from .users_code import is_library_class
 from .verify import own_attributes
 from .vetting import Vetting
 
@@ -280,10 +278,10 @@ class Filler:
         return self._split is not None and (self._split.in_turn or self._vetted.has_effects)
 
     def _kept_by_libraries(self) -> list[tuple[Attributes, Attributes]]:
-        """Attributes of the libraries' objects in the dataset, each with a copy."""
+        """Attributes of objects that the code of libraries may set, each with a copy."""
         if self._held is None:
-            found = (own_attributes(x) for _, x in walk(self._dataset) if is_library_class(type(x)))
-            self._held = [attributes for attributes in found if attributes]
+            objects = [] if self._split is None else self._split.inputs(of_all=True).of_libraries
+            self._held = [attributes for attributes in map(own_attributes, objects) if attributes]
         return [(attributes, attributes.copy()) for attributes in self._held]
 
     def _too_many_draw(self) -> bool:

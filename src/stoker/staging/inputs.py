@@ -56,6 +56,7 @@ from .users_code import (
     module_name,
     names_in,
     qualified_name,
+    runs_library_code,
     token_of_code,
     uses_hashes,
 )
@@ -178,6 +179,11 @@ class Inputs(ComparedInputs):
     def objects(self) -> Collection[int]:
         """Ids of all objects that have parts."""
         return self._seen.keys()
+
+    @property
+    def of_libraries(self) -> list[object]:
+        """Objects whose attributes the code of libraries may set."""
+        return [x for _, x, _ in self._seen.values() if not isinstance(x, type) and runs_library_code(type(x))]
 
     def keys(self, opened: Collection[str] = ()) -> tuple[str, str]:
         """Digests of the data and of the code, without anything below the paths in ``opened``."""

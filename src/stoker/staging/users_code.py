@@ -39,6 +39,15 @@ def is_library_class(cls: type) -> bool:
     return not any(map(is_users_code, codes)) if codes else any(map(callable, values))
 
 
+def runs_library_code(cls: type) -> bool:
+    """Whether a library defines methods of a class, which may read any attribute. A user's dataset, too, is a library's
+    ``Dataset``; its methods read none."""
+    return any(
+        is_library_class(base) and not base.__module__.startswith(("builtins", "abc", "typing", "torch.utils.data"))
+        for base in cls.__mro__
+    )
+
+
 def is_users_module(module: object) -> bool:
     """Whether a module is neither a library's nor the standard library's."""
     if getattr(module, "__name__", "") == "__main__":

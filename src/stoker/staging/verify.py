@@ -18,7 +18,7 @@ import re
 import time
 import types
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ from .samples import TrialSamples
 from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, pickled, take
 from .syntax import ANY_NAME
-from .users_code import is_library_class
+from .users_code import runs_library_code
 
 READS = 3  # of the cached state; the fastest counts
 NAMES = 16  # maximum number of attributes tested for being written before they are read
@@ -112,8 +112,9 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
     reads = samples.may_read(code.names)
     for path in samples.changes:
         names = {changed_name(path), *re.findall(r"\['(\w+)'\]", path)}  # a module's buffers are items
-        place = re.sub(r"^dataset(\[0\])?|[^.[]*$", "", path)
-        if _library_object(_along(samples.dataset, place.rstrip(".["))) in reads:
+        place = re.sub(r"^dataset|[^.[]*$", "", path.replace("dataset[0]", "dataset", 1)).rstrip(".[")
+        held = next((x for _, x in _along(samples.dataset, place) if _is_of_library(x)), None)
+        if held is not None and not reads.isdisjoint(_names_of(held, samples.readable())):
             names.add("")  # which of its own attributes it reads is unknown
         is_outside = not path.startswith("dataset")  # the environment, settings of libraries
         if (is_outside or not names.isdisjoint(code.names | {""})) and not lies_in(path, plan.scratch):
@@ -198,22 +199,20 @@ class _Verification:
         samples = self._samples
         places = Fingerprint(samples.readable()).places
         kept = {
-            f"{places[id(x)]}.{name}"
+            f"{places[id(x)]}.{name}": x
             for name, objects in self.code.stored.items()
             for x in objects
-            if id(x) in places and id(x) in self._inputs.objects and is_library_class(type(x))
+            if id(x) in places and id(x) in self._inputs.objects and runs_library_code(type(x))
         }
         read = samples.may_read(self.names_in_tail()) if kept else set()
         of_containers = set()
-        for path in sorted(kept):
-            objects = list(_along(samples.readable(), path.removeprefix("dataset")))
-            name = _library_object(objects)
-            if self._plan.slices and any(items_of(x) is not None for _, x in objects):
+        for path, x in kept.items():
+            holders = [held for _, held in _along(samples.readable(), path.removeprefix("dataset"))]
+            if self._plan.slices and any(items_of(held) is not None for held in holders):
                 of_containers.add(path)
-            elif not name or name in read:
-                raise CacheError(
-                    f"the part after the cut may read what the part before it sets: {readable_change(path)}"
-                )
+            elif not read.isdisjoint(_names_of(next(filter(_is_of_library, holders), x), samples.readable())):
+                why = f"the part after the cut may read {readable_change(path)}, which the part before it sets"
+                raise CacheError(why)
         if of_containers:
             self._verify_unread(of_containers)
 
@@ -417,14 +416,24 @@ def _along(x: object, path: str) -> Iterator[tuple[str, object]]:
             return
 
 
-def _library_object(steps: Iterable[tuple[str, object]]) -> str:
-    """Name of the attribute that leads to the first object of a library; "" if none does."""
-    name = ""
-    for step, x in steps:
-        name = step[1:] if step[0] == "." else name
-        if is_library_class(type(x)) and not isinstance(x, (*CONTAINERS, *PLAIN)):
-            return name
-    return ""
+def _is_of_library(x: object) -> bool:
+    """Whether the code of a library may read any attribute of an object."""
+    return runs_library_code(type(x)) and not isinstance(x, (*CONTAINERS, *PLAIN))
+
+
+def _names_of(x: object, readable: object) -> set[str]:
+    """Names of the attributes and variables that lead to an object, also through containers."""
+    edges = [(holder, step, inner) for _, holder in walk(readable) for step, inner in children(holder)]
+    names, found, waiting = set[str](), {id(x)}, [x]
+    while waiting:
+        x = waiting.pop()
+        for holder, step, inner in edges:
+            if inner is x:
+                names.update(re.findall(r"(\w+)(?:'])?$", step))
+                if step[0] == "[" and id(holder) not in found:
+                    found.add(id(holder))
+                    waiting.append(holder)
+    return names
 
 
 def own_attributes(x: object) -> Attributes:
