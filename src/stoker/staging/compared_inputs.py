@@ -56,6 +56,16 @@ class ComparedInputs(ValueDigests):
         }
         return {_of_any_item(path): entry for path, entry in made.items()} | made
 
+    def made_first(self, later: ComparedInputs) -> dict[str, Entry]:
+        """Objects that later inputs have where there was nothing, with all that they hold: made on first use."""
+        nothing = Entry("None", None)
+        made = {
+            path
+            for path, entry in later.entries.items()
+            if isinstance(entry.digest, str) and self.entries.get(path, nothing).text == "None"
+        }
+        return {path: entry for path, entry in later.entries.items() if lies_in(path, made)}
+
 
 def _of_class(name: str, entries: dict[str, Entry]) -> Entry | None:
     return next((entry for path, entry in entries.items() if path.endswith(f".{name}']")), None)

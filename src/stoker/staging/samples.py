@@ -184,7 +184,8 @@ class TrialSamples:
         self.changes = before.changed_since(after) + self._changed_results()
         self.seed_anew()
         self.make(self.loaded[-1])  # what it keeps of its draws differs now
-        changes = (of_dataset(change) for change in later.changes(Inputs(self.dataset), self.made))
+        again = Inputs(self.dataset)
+        changes = map(of_dataset, later.changes(again, self.made | later.made_first(again)))
         self.changes += [change for change in changes if change not in self.changes]
         self.filled = before.added_or_changed_since(after, {}) + (first_changes if self.settled else [])
         self._find_own_caches(empty)

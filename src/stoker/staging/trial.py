@@ -130,13 +130,14 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
     found = _with_writes(found, samples)
     is_stateless = not (found.may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
     # What native objects keep is seen in what they pickle to.
-    is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(Inputs(dataset)))
+    later = Inputs(dataset)
+    is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(later))
     is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
     nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
     return found._replace(
         sample_s=samples.sample_s,
         changes=next(filter(None, map(attribute_of_dataset, samples.filled)), ""),
-        opened=samples.made,
+        opened=samples.made | inputs.made_first(later),  # also by what few draws lead to
         files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
         folders=with_places(watch.folders(), places()),
         is_view=samples.are_views(),
