@@ -65,6 +65,7 @@ class NodeRequest:
     sent: float  # time of the call, on the monotonic clock
     probe: bool = False  # its answer is compared instead of delivered
     repeated: bool = False  # its tasks were also given to others
+    took_s: float = 0.0  # from the call to its answer
 
 
 @dataclass(eq=False)

@@ -253,7 +253,8 @@ class RemotePool:
     # -- answers
 
     def _arrived(self, call: NodeRequest, future: object) -> None:
-        """Called by one of Ray's threads."""
+        """Called by one of Ray's threads. The answer may be read much later, in the next epoch."""
+        call.took_s = time.monotonic() - call.sent
         self._nodes.answers.append((call, future))
         self._nodes.wake.set()
 
@@ -276,7 +277,7 @@ class RemotePool:
                 continue
             if node.took_s > SLOW * self._usual_s():
                 node.recent_s.clear()  # this call tested whether the node is still slow
-            node.recent_s.append(time.monotonic() - call.sent)
+            node.recent_s.append(call.took_s)
             if node.state is NodeState.DOUBTED:
                 node.state = NodeState.READY
             if current and call.probe:

@@ -64,7 +64,7 @@ def test_a_command_that_was_stopped_passes_on_no_signal_that_nobody_sent(monkeyp
 
 @pytest.mark.slow
 def test_a_loop_that_does_not_wait_is_healthy(tmp_path: Path) -> None:
-    p = forked_stoker(tmp_path, script(tmp_path, step=0.06))
+    p = forked_stoker(tmp_path, script(tmp_path, step=0.2))
     assert p.returncode == 0
     r = report(tmp_path)
     assert r["verdict"] == "healthy", r["loaders"]

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.staging import keep, source_files, trial
+from stoker.staging import keep, source_files
 from stoker.staging.change_watch import STALE
 from stoker.staging.dataset import Staged
 from stoker.staging.store import folder as folder_module
@@ -54,13 +54,6 @@ class Odd:
 class Objects(Rows):
     def __getitem__(self, i: int) -> Any:
         return Odd(float((self.folder / f"{i}.txt").read_text()))
-
-
-@pytest.fixture(autouse=True)
-def _first_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples here take some microseconds. On a busy machine, caching calls can look faster than caching first parts."""
-    chosen = trial._or_pure_calls
-    monkeypatch.setattr(trial, "_or_pure_calls", lambda s, found, c: found if found.plan else chosen(s, found, c))
 
 
 @pytest.fixture(autouse=True)

@@ -160,7 +160,7 @@ def bits(loader: stoker.DataLoader, epochs: int = 1) -> list[bytes]:
 def same_until(done, make, **options) -> None:
     """Compares epochs of a loader with nodes and of one without, until ``done`` of the first is true."""
     one, other = loader_of(make(), "ray", **options), loader_of(make(), "process", **options)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 60
     while True:
         state = torch.get_rng_state()
         got = bits(one)
@@ -168,11 +168,21 @@ def same_until(done, make, **options) -> None:
         assert got == bits(other)
         if done(one):
             return
-        assert time.monotonic() < deadline, nodes_of(one).nodes
+        assert time.monotonic() < deadline, [
+            (node.state, node.batches, node.deaths, list(node.recent_s), [call.probe for call in node.calls])
+            for node in nodes_of(one).nodes.values()
+        ]
 
 
 def are(state: nodes.NodeState, count: int = 2):
-    return lambda loader: len(nodes_of(loader).with_state(state)) == count
+    """That so many nodes have this state, and that the loader has told what it had to say about them."""
+
+    def done(loader: stoker.DataLoader) -> bool:
+        of = nodes_of(loader)
+        with of.lock:
+            return len(of.with_state(state)) == count and not of.messages
+
+    return done
 
 
 def nodes_of(loader: stoker.DataLoader) -> nodes.Nodes:
