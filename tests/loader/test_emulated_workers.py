@@ -223,9 +223,10 @@ class Product(Dataset[Any]):
         )
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [2, AutoWorkers(2)])
-def test_sums_and_products_have_the_bits_of_a_worker(workers: Any) -> None:
+@pytest.mark.parametrize("of_script", [False, True])
+def test_sums_and_products_have_the_bits_of_a_worker(of_script: bool, workers: Any) -> None:
     """A worker has one thread, and this process as many as there are cores."""
     loader = stoker.DataLoader(Product(), batch_size=2, num_workers=workers)
     cls = SeededTasksIter if isinstance(workers, AutoWorkers) else lambda x: EmulatedWorkersIter(x, worker_copies(x))
@@ -235,6 +236,8 @@ def test_sums_and_products_have_the_bits_of_a_worker(workers: Any) -> None:
     try:
         for pool in pools:
             pool.set_num_threads(2)
+        if of_script:
+            torch.set_num_threads(2)  # MKL obeys this count from now on, and OpenMP's no more
         assert [canon(batch) for batch in cls(loader)] == of_workers
         assert {pool.get_num_threads() for pool in pools} == {2}
     finally:

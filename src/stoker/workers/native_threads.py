@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import threadpoolctl
@@ -47,14 +48,27 @@ def _set(pool: threadpoolctl.LibController, count: int) -> None:
     pool.set_num_threads(count)
 
 
-def cap_thread() -> None:
-    """Caps OpenMP at one thread for code that this thread calls.
+def _set_mkl() -> Callable[[int], int]:
+    """Returns the function that sets the calling thread's count for the MKL inside torch, and returns the one before;
+    0 is none of its own. Once the script has called ``torch.set_num_threads``, MKL does not obey OpenMP's count."""
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).MKL_Set_Num_Threads_Local
+    except (OSError, AttributeError):  # a build without MKL, or with a library that threadpoolctl finds
+        return lambda count: 0
 
-    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch and MKL obey it.
+
+set_mkl = _set_mkl()
+
+
+def cap_thread() -> None:
+    """Caps OpenMP and torch's MKL at one thread for code that this thread calls.
+
+    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch obeys it.
     ``torch.set_num_threads`` would also apply to threads made later, including the user's. The counts of OpenBLAS and
     OpenCV belong to the whole process and are left alone.
     """
     torch.get_num_threads()  # torch sets a thread's count at its first call, which must not undo the cap below
+    set_mkl(1)
     for pool in look().lib_controllers:
         if pool.user_api == "openmp":
             pool.set_num_threads(1)
@@ -69,20 +83,24 @@ class OneThread:
         torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it
         self._pools: list[threadpoolctl.LibController] = []
         self._counts: list[int] = []
+        self._mkl = 0
 
     def __enter__(self) -> None:
         self._pools = look().lib_controllers  # a sample's code may have imported more
         self._counts = [pool.get_num_threads() for pool in self._pools]
+        self._mkl = set_mkl(1)
         self._cap()
 
     def __exit__(self, *_: object) -> None:
         self._restore()
 
     def _cap(self) -> None:
+        set_mkl(1)
         for pool in self._pools:
             _set(pool, 1)
 
     def _restore(self) -> None:
+        set_mkl(self._mkl)
         for pool, count in zip(self._pools, self._counts, strict=True):
             _set(pool, count)
 
