@@ -7,10 +7,13 @@ import builtins
 import collections
 import configparser
 import dataclasses
+import datetime
 import decimal
 import difflib
 import enum
 import functools
+import logging
+import operator
 import os
 import pickle
 import queue
@@ -19,6 +22,7 @@ import secrets
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,7 @@ class Case(Dataset[Any]):
     """A dataset, and what its script does before each epoch."""
 
     is_random = False  # how often samples change is compared, not their bits
+    worker_init_fn: Callable[[int], None] | None = None  # of its loader
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -51,6 +56,70 @@ def slow(i: int, size: int = 16) -> np.ndarray[Any, Any]:
     for _ in range(20):
         x = np.sqrt(x + 1.0) * 1.5
     return x
+
+
+# -- what worker_init_fn sets
+
+
+class _SetInWorkers(Case):
+    """Its script's workers are told the number of the epoch."""
+
+    epoch = 0
+
+    def __init__(self, folder: Path) -> None:
+        _SetInWorkers.epoch = 0
+        self.gain, self._gain, self._epoch, self.split = 1.0, 1.0, 1.0, 1.0
+        self._gains = [1.0] * N
+
+    def between(self, epoch: int) -> None:
+        _SetInWorkers.epoch = epoch
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.gain * self._gain * self._epoch * self._gains[i] * getattr(self, "split", 3.0)
+
+
+def _workers_dataset() -> Any:
+    info = get_worker_info()
+    assert info is not None
+    return info.dataset
+
+
+class PublicAttributeInWorkers(_SetInWorkers):
+    @staticmethod
+    def worker_init_fn(worker: int) -> None:
+        _workers_dataset().gain = 1.0 + _SetInWorkers.epoch
+
+
+class PrivateAttributeInWorkers(_SetInWorkers):
+    @staticmethod
+    def worker_init_fn(worker: int) -> None:
+        _workers_dataset()._gain = 1.0 + _SetInWorkers.epoch
+
+
+class NameThatACacheHasTooInWorkers(_SetInWorkers):
+    @staticmethod
+    def worker_init_fn(worker: int) -> None:
+        _workers_dataset()._epoch = 1.0 + _SetInWorkers.epoch
+        _workers_dataset().split = 2.0 + _SetInWorkers.epoch
+
+
+class PrivateListInWorkers(_SetInWorkers):
+    @staticmethod
+    def worker_init_fn(worker: int) -> None:
+        _workers_dataset()._gains[3] += _SetInWorkers.epoch
+
+
+class ThroughVarsInWorkers(_SetInWorkers):
+    @staticmethod
+    def worker_init_fn(worker: int) -> None:
+        vars(_workers_dataset())["gain"] = 1.0 + _SetInWorkers.epoch
+
+
+class DeletedInWorkers(_SetInWorkers):
+    @staticmethod
+    def worker_init_fn(worker: int) -> None:
+        if _SetInWorkers.epoch >= 2:
+            del _workers_dataset().split
 
 
 # -- state that the loop changes
@@ -920,6 +989,433 @@ class EnvironmentOfTheLastSample(_KeptByALibrary):
         drawn = int(torch.randint(1, 9, ()))
         os.environ["EXACT_SCALE"] = str(drawn)
         return x + drawn
+
+
+class OwnCacheOfTheScript(Case):
+    """Without workers, what the dataset stored itself outlives a change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kept: dict[int, Any] = {}
+        self.gain = 1.0
+
+    def between(self, epoch: int) -> None:
+        self.gain = epoch + 1.0
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self.kept:
+            self.kept[i] = slow(i) * self.gain
+        return self.kept[i]
+
+
+# -- settings of the process
+
+
+class _Setting(Case):
+    """The script changes a setting before each epoch."""
+
+    values: tuple[Any, ...] = (False, True)
+
+    def __init__(self, folder: Path) -> None:
+        self.set(self.values[0])
+
+    def set(self, value: Any) -> None:
+        raise NotImplementedError
+
+    def between(self, epoch: int) -> None:
+        self.set(self.values[epoch % 2])
+
+
+class AutocastAroundTheLoop(_Setting):
+    def set(self, value: Any) -> None:
+        torch.set_autocast_enabled("cpu", value)
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.from_numpy(slow(i)).float()
+        return (x @ torch.linspace(0, 1, 256).reshape(16, 16)).double()
+
+
+class GradientsWithinASample(_Setting):
+    values = (True, False)
+
+    def set(self, value: Any) -> None:
+        torch.set_grad_enabled(value)
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.from_numpy(slow(i)).requires_grad_()
+        y = (x * 2).sum()
+        if y.requires_grad:
+            y.backward()
+            return x.grad.clone()
+        return x.detach()
+
+
+class WarningsAsErrors(_Setting):
+    def set(self, value: Any) -> None:
+        warnings.resetwarnings()
+        warnings.simplefilter("error" if value else "ignore")
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        try:
+            return np.log(x - x.max() - i % 3)
+        except RuntimeWarning:
+            return np.zeros_like(x)
+
+
+class RelativePaths(_Setting):
+    values = ("a", "b")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+        for k, name in enumerate(self.values):
+            (folder / name).mkdir()
+            for i in range(N):
+                np.save(folder / name / f"{i}.npy", np.full(4, i + 100.0 * k))
+        super().__init__(folder)
+
+    def set(self, value: Any) -> None:
+        os.chdir(os.path.join(self.folder, value))
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i, 4) + np.load(f"{i}.npy")
+
+
+class Denormals(_Setting):
+    def set(self, value: Any) -> None:
+        torch.set_flush_denormal(value)
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.from_numpy(slow(i)).float().mul(1e-39).mul(1e3)
+
+
+class TimeZone(_Setting):
+    values = ("UTC", "EST5EDT")
+
+    def set(self, value: Any) -> None:
+        os.environ["TZ"] = value
+        time.tzset()
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) + datetime.datetime.fromtimestamp(1e9 + i * 3600).hour
+
+
+class LevelOfAnotherLogger(_Setting):
+    values = (logging.WARNING, logging.DEBUG)
+
+    def set(self, value: Any) -> None:
+        logging.getLogger("exact").setLevel(value)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (2 if LOGGER.isEnabledFor(logging.DEBUG) else 1)
+
+
+LOGGER = logging.getLogger("exact.below")
+
+
+# -- what a user's subclass adds to a library's class
+
+
+class _Gain(Case):
+    """``self.held`` has a factor that the script changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.held = self.make()
+
+    def make(self) -> Any:
+        raise NotImplementedError
+
+    def between(self, epoch: int) -> None:
+        self.held.gain = epoch + 1.0
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.held.gain
+
+
+class _GainOfClass(_Gain):
+    def between(self, epoch: int) -> None:
+        type(self.held).gain = epoch + 1.0
+
+
+class _Array(np.ndarray):  # type: ignore[type-arg]
+    gain = 1.0
+
+
+class _Masked(np.ma.MaskedArray):  # type: ignore[type-arg]
+    gain = 1.0
+
+
+class _Tensor(torch.Tensor):
+    gain = 1.0
+
+
+class _Bytes(bytearray):
+    gain = 1.0
+
+
+class _Random(random.Random):
+    gain = 1.0
+
+
+class _Partial(functools.partial):  # type: ignore[type-arg]
+    gain = 1.0
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    gain = 1.0
+
+
+class ClassOfAnArray(_GainOfClass):
+    def make(self) -> Any:
+        return np.ones(3).view(_Array)
+
+
+class ClassOfATensor(_GainOfClass):
+    def make(self) -> Any:
+        return torch.ones(3).as_subclass(_Tensor)
+
+
+class AttributeOfAMaskedArray(_Gain):
+    def make(self) -> Any:
+        return np.ma.ones(3).view(_Masked)
+
+
+class AttributeOfABytearray(_Gain):
+    def make(self) -> Any:
+        return _Bytes(b"abc")
+
+
+class AttributeOfAGenerator(_Gain):
+    def make(self) -> Any:
+        return _Random(3)
+
+
+class AttributeOfAHandler(_Gain):
+    def make(self) -> Any:
+        return _Handler()
+
+
+class ClassOfAPartial(_GainOfClass):
+    def make(self) -> Any:
+        return _Partial(slow)
+
+
+class AttributeOfAPartial(_Gain):
+    def make(self) -> Any:
+        made: Any = functools.partial(slow, size=8)
+        made.gain = 1.0
+        return made
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name == "gain":
+            return self.hidden
+        raise AttributeError(name)
+
+
+class AttributeOfAModule(_Gain):
+    def make(self) -> Any:
+        made = _Module("settings")
+        made.hidden = 1.0  # type: ignore[attr-defined]
+        return made
+
+    def between(self, epoch: int) -> None:
+        self.held.hidden = epoch + 1.0
+
+
+class _Scaled(property):
+    factor = 1.0
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None else super().__get__(obj, owner) * self.factor
+
+
+class SubclassOfProperty(Case):
+    @_Scaled
+    def gain(self) -> float:
+        return 1.0
+
+    def between(self, epoch: int) -> None:
+        vars(type(self))["gain"].factor = epoch + 1.0
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.gain
+
+
+class _Zone(datetime.tzinfo):
+    hours = 0
+
+    def utcoffset(self, _: Any) -> datetime.timedelta:
+        return datetime.timedelta(hours=self.hours)
+
+    def dst(self, _: Any) -> datetime.timedelta:
+        return datetime.timedelta(0)
+
+    def __repr__(self) -> str:
+        return "a zone"
+
+
+class ZoneOfATime(Case):
+    def __init__(self, folder: Path) -> None:
+        self.zone = _Zone()
+        self.times = [datetime.datetime(2020, 1, 1, tzinfo=self.zone) for _ in range(N)]
+
+    def between(self, epoch: int) -> None:
+        self.zone.hours = epoch
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) + self.times[i].timestamp()
+
+
+# -- values that show little of themselves
+
+
+def _expression(gain: float) -> Any:
+    return compile(f"x * {gain}", "<settings>", "eval")
+
+
+class CompiledExpression(Case):
+    def __init__(self, folder: Path) -> None:
+        self.code = _expression(1.0)
+
+    def between(self, epoch: int) -> None:
+        self.code = _expression(epoch + 1.0)
+
+    def __getitem__(self, i: int) -> Any:
+        return eval(self.code, {"x": slow(i)})
+
+
+class SignOfNaN(Case):
+    def __init__(self, folder: Path) -> None:
+        self.value = float("nan")
+
+    def between(self, epoch: int) -> None:
+        self.value = -self.value
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * np.copysign(1.0, self.value)
+
+
+class MetadataOfADtype(Case):
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def between(self, epoch: int) -> None:
+        self.held = np.ones(3, np.dtype("f8", metadata={"gain": epoch + 1.0}))
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.held.dtype.metadata["gain"]
+
+
+class UfuncOfPython(Case):
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def between(self, epoch: int) -> None:
+        self.scale = np.frompyfunc(functools.partial(operator.mul, epoch + 1.0), 1, 1)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.scale(slow(i, 4)).astype(float)
+
+
+@dataclasses.dataclass
+class _Point:
+    gain: float
+    offset: float
+
+
+class MatchedByPosition(Case):
+    def __init__(self, folder: Path) -> None:
+        self.point = _Point(1.0, 0.0)
+
+    def between(self, epoch: int) -> None:
+        self.point = _Point(epoch + 1.0, 0.0)
+
+    def __getitem__(self, i: int) -> Any:
+        match self.point:
+            case _Point(a, b):
+                return slow(i) * a + b
+
+
+class MatchedByName(MatchedByPosition):
+    def __getitem__(self, i: int) -> Any:
+        match self.point:
+            case _Point(gain=a):
+                return slow(i) * a
+
+
+# -- made on first use, from what the script changes
+
+
+class _MadeFrom:
+    def __init__(self) -> None:
+        self.made: Any = None
+        self.width = 1.0
+
+
+class _MadeByConstructor:
+    def __init__(self, settings: _MadeFrom) -> None:
+        self.row = np.full(64, settings.width)
+
+
+class MadeOnAHelper(Case):
+    """No worker's object is ever seen by the script's process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.helper = _MadeFrom()
+
+    def between(self, epoch: int) -> None:
+        self.helper.width = 1.0 + epoch
+
+    def __getitem__(self, i: int) -> Any:
+        if self.helper.made is None:
+            self.helper.made = np.full(64, self.helper.width)
+        return torch.from_numpy(slow(i, 64) * self.helper.made)
+
+
+class MadeByAConstructor(MadeOnAHelper):
+    """It runs for a worker's first sample only, and no other code names what it reads."""
+
+    def __getitem__(self, i: int) -> Any:
+        if self.helper.made is None:
+            self.helper.made = _MadeByConstructor(self.helper)
+        return torch.from_numpy(slow(i, 64) * self.helper.made.row)
+
+
+class MadeByAConstructorAndDrawn(MadeByAConstructor):
+    def __getitem__(self, i: int) -> Any:
+        return super().__getitem__(i) * random.random()
+
+
+class MadeByACachedProperty(MadeOnAHelper):
+    @functools.cached_property
+    def row(self) -> Any:
+        return _MadeByConstructor(self.helper).row
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.from_numpy(slow(i, 64) * self.row)
+
+
+class MadeAndAnotherAttributeChanged(Case):
+    """What is made on first use does not depend on what changes, nor does what is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "row.npy")
+        np.save(self.path, np.full(64, 2.0))
+        self.row: Any = None
+        self.strength = 0.0
+
+    def between(self, epoch: int) -> None:
+        self.strength = float(epoch)
+
+    def open_row(self) -> None:
+        if self.row is None:
+            self.row = np.load(self.path)
+
+    def __getitem__(self, i: int) -> Any:
+        self.open_row()
+        x = slow(i, 64) * self.row
+        return torch.from_numpy(x * (1.0 + self.strength * random.random()))
 
 
 def _below(cls: type[Case]) -> Iterator[type[Case]]:

@@ -7,10 +7,12 @@ own way comes from the cache. ``docs/concepts/exact.md`` says what counts as an 
 from __future__ import annotations
 
 import itertools
+import logging
 import mmap
 import queue
 import random
 import re
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +44,7 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "QueueThatGrows": "queue",
     "SettingOfALibrary": "settings of libraries",
     "EnvironmentOfTheLastSample": "os.environ",
+    "UfuncOfPython": "ufunc",
 }
 
 
@@ -52,8 +55,21 @@ def _nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What cases change in the process is as before after each test."""
     monkeypatch.setenv("EXACT_SCALE", "1")
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.chdir(".")
+    with warnings.catch_warnings(), torch.autocast("cpu", enabled=False), torch.enable_grad():
+        yield
+    torch.set_flush_denormal(False)
+    logging.getLogger("exact").setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _time_zone() -> Iterator[None]:
+    yield
+    time.tzset()
 
 
 def seed(number: int) -> None:
@@ -63,7 +79,8 @@ def seed(number: int) -> None:
 
 
 def epochs(data: Case, asked: Any, workers: int) -> Iterator[list[Any]]:
-    loader = DataLoader(asked, batch_size=6, shuffle=not data.is_random, num_workers=workers)
+    init, in_order = data.worker_init_fn, data.is_random
+    loader = DataLoader(asked, batch_size=6, shuffle=not in_order, num_workers=workers, worker_init_fn=init)
     seed(2)
     for epoch in range(EPOCHS):
         data.between(epoch)

@@ -633,6 +633,22 @@ def test_attributes_that_are_set_are_the_datasets() -> None:
     staged = stoker.Staged(source, prepare=keep, cache_budget="1MB")
     staged.epoch = 3
     assert source.epoch == staged.epoch == 3  # type: ignore[attr-defined]
+    staged._step, vars(staged)["scale"] = 4, 2.0
+    assert source._step == staged._step == 4  # type: ignore[attr-defined]
+    staged[0]
+    assert source.scale == staged.scale == 2.0  # type: ignore[attr-defined]
+    assert "scale" not in vars(staged)
+    del staged.epoch
+    assert not hasattr(source, "epoch")
+
+
+def test_of_a_name_that_both_have_the_script_means_the_datasets() -> None:
+    source = Source(kind="tensor")
+    source._samples = source.cache = "its own"  # type: ignore[attr-defined]
+    staged = stoker.Staged(source, prepare=keep, cache_budget="1MB")
+    staged._samples = staged.cache = "the script's"  # type: ignore[assignment]
+    assert source._samples == source.cache == "the script's"  # type: ignore[attr-defined]
+    assert staged._samples == len(source)
 
 
 def test_attributes_of_the_dataset_are_there() -> None:
@@ -970,3 +986,17 @@ def test_a_change_in_mid_epoch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(StokerWarning, match="scale was 1 and is 3"):
         epoch()
     assert seen == [*range(8), *(3 * i for i in range(8, 32))]
+
+
+def test_what_worker_init_fn_sets_counts_even_if_the_script_has_just_looked_at_a_sample() -> None:
+    data, sizes = Sized(), [2]
+
+    def init(_: int) -> None:
+        torch.utils.data.get_worker_info().dataset.size = sizes[0]  # type: ignore[union-attr]
+
+    staged = stoker.Staged(data, prepare=keep, cache_budget="1MB")
+    loader = torch.utils.data.DataLoader(staged, 10, num_workers=1, worker_init_fn=init)
+    for size in (2, 2, 3):
+        sizes[0] = size
+        assert staged[0].shape == (2,)
+        assert {b.shape[1] for b in loader} == {size}

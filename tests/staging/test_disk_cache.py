@@ -16,6 +16,7 @@ import sys
 import types
 import warnings
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,18 @@ def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """As in workers: else some of the samples that they made are made again, to compare."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("fn", "moment"), [(rows, 3), (prepare, 11)])
+@pytest.mark.usefixtures("_one_thread")
 def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
     files: list[Path], tmp_path: Path, fn: Any, moment: int
 ) -> None:
@@ -153,6 +164,7 @@ def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
         p.stdout.readline()
     os.killpg(p.pid, signal.SIGKILL)
     p.wait(20)
+    torch.set_num_threads(1)  # as in the workers that made them, so that none are made again to compare
     staged = open_cache(files, where, fn)
     before = staged.account.filled
     assert check(staged) == N - before

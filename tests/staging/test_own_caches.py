@@ -168,7 +168,7 @@ def epochs(loader: Any, n: int = 3) -> list[Any]:
     return [list(loader) for _ in range(n)]
 
 
-@pytest.mark.parametrize(("make", "workers"), [*((kind, 0) for kind in KINDS), (InADictionary, 2), (InAList, 2)])
+@pytest.mark.parametrize(("make", "workers"), [*((kind, 1) for kind in KINDS), (InAList, 2), (InAList, 0)])
 @pytest.mark.few(1)
 def test_what_such_a_dataset_loads_is_kept_and_the_dataset_left_alone(make: Callable[[], Any], workers: int) -> None:
     data = make()
@@ -176,25 +176,31 @@ def test_what_such_a_dataset_loads_is_kept_and_the_dataset_left_alone(make: Call
     plain = epochs(DataLoader(make(), **settings))
     staged = stoker.Staged(data, cache_budget="10MB")
     assert equal_bits(plain, epochs(DataLoader(staged, **settings)))
-    assert staged.account.filled == N
-    assert not data.cache
-    assert data.images == [None] * N
+    if workers:
+        assert staged.account.filled == N
+        assert not data.cache
+        assert data.images == [None] * N
+    else:  # the dataset's own cache serves the script's process
+        assert staged.account.filled == 0
+        assert all(x is not None for x in data.images)
 
 
 @pytest.mark.slow
 def test_one_inside_another_dataset_is_found() -> None:
     staged = stoker.Staged(wrapped(InADictionary), cache_budget="10MB")
-    assert equal_bits(epochs(DataLoader(wrapped(InADictionary))), epochs(DataLoader(staged)))
+    plain = epochs(DataLoader(wrapped(InADictionary), num_workers=1))
+    assert equal_bits(plain, epochs(DataLoader(staged, num_workers=1)))
     assert staged.account.filled == N - 2
 
 
 def test_what_the_script_puts_there_is_used() -> None:
     data = InADictionary()
     staged = stoker.Staged(data, cache_budget="10MB")
-    before = epochs(DataLoader(staged), 2)
+    loader = stoker.DataLoader(staged, num_workers=1)
+    before = epochs(loader, 2)
     data.cache[3] = np.zeros(400)
     with pytest.warns(stoker.StokerWarning, match="cache"):
-        after = epochs(DataLoader(staged), 1)
+        after = epochs(loader, 1)
     assert equal_bits(before[0][4], after[0][4])
     assert after[0][3].std() < 1e-9 < before[0][3].std()
 

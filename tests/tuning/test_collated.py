@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from stoker.core.compare import equal_bits
-from stoker.tuning import apply
+from stoker.tuning import apply, managed_dataset
 from tests.tuning.test_apply import Loader, applied  # noqa: F401  # a fixture
 
 VOCAB = {"a": 1, "b": 2}
@@ -165,6 +165,13 @@ def test_what_is_another_each_time_is_not(applied: dict[str, Any], collate_fn: A
     assert collate_fn not in (cheap, list) or known.collated is None
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few results, of which the first only decide how results are stored, are not taken for new ones each time."""
+    monkeypatch.setattr(managed_dataset, "NEW_CALLS", 1000)
+
+
+@pytest.mark.usefixtures("few")
 def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any]) -> None:  # noqa: F811
     collator = Collator()
     loader = Loader(Texts(), batch_size=8, num_workers=2, collate_fn=collator)
@@ -177,6 +184,49 @@ def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any
         second = list(loader)
     assert not equal_bits(first, second)
     assert equal_bits(second, [collator([Texts()[i] for i in range(k, k + 8)]) for k in range(0, 24, 8)])
+    for _ in range(3):
+        assert equal_bits(second, list(loader))
+    assert known.collated.usable
+    assert known.collated.account.filled == 24
+
+
+@pytest.mark.usefixtures("few")
+def test_another_loader_may_make_the_batches_of_another_trial(applied: dict[str, Any]) -> None:  # noqa: F811
+    """A script may make a loader for each epoch, of a part of its data."""
+    collator, data = Collator(), Texts()
+    part = torch.utils.data.Subset(data, range(0, 24, 2))
+    for asked in (data, data, part):
+        list(Loader(asked, batch_size=4, num_workers=2, collate_fn=collator))
+    (known,) = apply._datasets
+    assert known.collated is not None
+    collator.vocab["b"] = 9
+    with pytest.warns(UserWarning, match="Cache discarded"):
+        made = list(Loader(part, batch_size=4, num_workers=2, collate_fn=collator))
+    for _ in range(3):
+        assert equal_bits(made, list(DataLoader(part, batch_size=4, collate_fn=collator)))
+        made = list(Loader(part, batch_size=4, num_workers=2, collate_fn=collator))
+    assert known.collated.usable
+    assert known.collated.account.filled == 12
+
+
+class Drawn(dict[str, int]):
+    """Another number for each word, each time."""
+
+    def get(self, word: str, default: Any = None) -> Any:
+        return random.randrange(100)
+
+
+def test_a_function_of_which_nothing_is_kept_any_more_is_named(applied: dict[str, Any]) -> None:  # noqa: F811
+    collator = Collator()
+    loader = Loader(Texts(), batch_size=8, num_workers=2, collate_fn=collator)
+    list(loader), list(loader)
+    (known,) = apply._datasets
+    assert known.collated is not None
+    collator.vocab = Drawn()
+    with pytest.warns(UserWarning, match="the collate function cannot be split: the trial run found no call in it"):
+        first = list(loader)
+    assert not known.collated.usable
+    assert not equal_bits(first, list(loader))
 
 
 class Windows(Texts):

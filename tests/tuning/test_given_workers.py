@@ -336,3 +336,36 @@ def test_a_loader_within_a_sample_is_left_alone(applied: dict[str, Any]) -> None
         list(loader)
     assert len(inner) == 2 * N
     assert len(applied) == 1
+
+
+class Sums(Dataset[Any]):
+    """Sums whose last bits depend on the number of threads."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.arange(200_000.0).add(i).sin()
+        return x.sum(), x @ x
+
+
+def test_sums_of_several_threads_are_theirs(applied: dict[str, Any]) -> None:
+    """One thread, as a worker has, would make other bits."""
+    data = Sums()
+    one = [data[i] for i in range(len(data))]
+    torch.set_num_threads(2)
+    plain = [list(DataLoader(data, batch_size=BATCH)) for _ in range(EPOCHS)]
+    assert not equal_bits([sum_ for batch in plain[0] for sum_ in batch[0]], [sum_ for sum_, _ in one])
+    loader = Loader(data, batch_size=BATCH)
+    assert equal_bits([list(loader) for _ in range(EPOCHS)], plain)
+    (entry,) = applied.values()
+    assert "number of native threads" in entry["reason"], entry
+
+
+def test_a_loader_with_workers_does_not_share_sums_with_one_without(applied: dict[str, Any]) -> None:
+    torch.set_num_threads(2)
+    for first in (0, 1):
+        data = Sums()
+        for workers in (first, 1 - first) * 2:
+            settings = {"batch_size": BATCH, "num_workers": workers}
+            assert equal_bits(list(Loader(data, **settings)), list(DataLoader(data, **settings)))

@@ -143,7 +143,7 @@ class ChangeWatch:
             self.check(now=is_repeated or is_cheap)
         elif os.getpid() != self._process:
             if not announced and self._looked_in != os.getpid():  # torch's own workers: nobody checked for them
-                self._looked_in, self._looks_at_files = os.getpid(), True
+                self._looked_in, self._looks_at_files, self._next_check = os.getpid(), True, 0.0
             self.check(now=False)
 
     def check(self, now: bool) -> None:

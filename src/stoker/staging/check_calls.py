@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import types
 from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
@@ -114,7 +115,12 @@ class Checker:
     results."""
 
     def __init__(
-        self, samples: TrialSamples, changing: Collection[str], strike: Callable[[MemoKey, str], None], seen: SeenKeys
+        self,
+        samples: TrialSamples,
+        changing: Collection[str],
+        strike: Callable[[MemoKey, str], None],
+        seen: SeenKeys,
+        around: Collection[types.FunctionType] = (),
     ) -> None:
         self.names = names_of(samples.dataset)
         self.states = samples.states
@@ -129,6 +135,7 @@ class Checker:
         self._changing = changing  # attributes that the script changes in each epoch: the calls must not read them
         self._of_samples = samples.assigned | samples.stored | set(map(changed_name, samples.changes))  # nor these
         self._seen = seen
+        self._around = around  # functions in which calls are cached, but not the whole function
         self._strike = strike  # called with each call that must not be cached, and the reason
 
     def answer(self, key: MemoKey, call: Thunk) -> Value:
@@ -186,7 +193,8 @@ class Checker:
             return f"it changes {changes}"
         if code.asks:
             return f"it asks {code.asks}"
-        for name in sorted(named & set(self._changing)):
+        made_from = self._samples.made_from(named, without=self._around).names if self._changing else set()
+        for name in sorted((named | made_from) & set(self._changing)):
             return f"it reads {name}, which the script changes in each epoch"
         if ANY_NAME in self._of_samples:
             return "loading a sample sets attributes with computed names"

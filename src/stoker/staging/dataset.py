@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from ..core.errors import StaleCacheError, UsageError
 from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
@@ -35,12 +34,12 @@ from .split import REMEDY, Split, map_style
 from .store.memory import MemoryTables
 from .store.store import Gone, Store, StoreStats
 from .vetting import mark
+from .wrapper import Wrapper
 
 NO_CACHE = "no cache"
-OWN = {"dataset", "augment_batch", "cache", "split", "stands_for"}  # its own attributes with public names
 
 
-class Staged(Dataset[Sample]):
+class Staged(Wrapper):
     """A map-style dataset whose deterministic part is cached in memory that all workers share.
 
     The first epoch fills the cache at its usual speed, from all workers of any kind; later epochs read from the cache.
@@ -114,8 +113,10 @@ class Staged(Dataset[Sample]):
         self._table: Table | None = None
         self._store: Store | None = None
         self._kept: KeptSamples | None = None  # between runs
+        self._threads_matter = True  # samples may have other bits if other numbers of native threads make them
         self._epochs_are_announced = False  # stoker's loader announces them
         self._begin_cache()
+        self._seal()
 
     def _begin_cache(self) -> None:
         """Starts a cache for the current state of the dataset."""
@@ -223,17 +224,6 @@ class Staged(Dataset[Sample]):
             "stoker.install()) with a batch size, on this dataset or Subsets of it"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        # .classes, .targets and other attributes that scripts read from their dataset
-        if name.startswith("_") or "dataset" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # In a worker_init_fn, ``info.dataset.rng = ...`` means the script's dataset, from which it is read as well.
-        is_own = name in OWN or name.startswith("_") or hasattr(Staged, name)
-        super().__setattr__(name, value) if is_own else setattr(self.dataset, name, value)
-
     def __repr__(self) -> str:
         return f"<Staged {type(self.dataset).__name__}: {self.report}>"
 
@@ -312,6 +302,7 @@ class Staged(Dataset[Sample]):
     def _begin(self, forks_are_same: bool = False) -> None:
         """Begins an epoch in the parent process; starts a new cache if the dataset has changed. ``forks_are_same``: no
         code of the user runs between this call and a worker's first sample, neither in a thread nor in the worker."""
+        self._pass_on()
         self._epochs_are_announced = True
         self._epoch += 1
         self._filler.begin_epoch()
@@ -344,12 +335,19 @@ class Staged(Dataset[Sample]):
             self._bind()
         warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
 
-    def keep_between_runs(self, base: Path, most: int) -> int:
+    def ignore_threads(self) -> None:
+        """Call if samples have the same bits however many native threads make them."""
+        self._threads_matter = False
+        if self._kept is not None:
+            self._kept.threads = 0
+
+    def keep_between_runs(self, base: Path, most: int, threads: int = 0) -> int:
         """Reads samples of earlier runs from the folder ``base``, and leaves this run's samples there.
 
         Args:
             base: the folder of all caches.
             most: bytes that all caches in it may take.
+            threads: number of native threads with which samples are made; 0 if it does not matter.
 
         Returns:
             The number of samples found.
@@ -358,7 +356,9 @@ class Staged(Dataset[Sample]):
             UsageError: the inputs have no key.
             CacheError: others could rename caches in the folder.
         """
-        kept = KeptSamples(base, name_of(self.dataset), self._key(is_kept=True), self._samples, most)
+        key = {**self._key(is_kept=True), "threads": threads}
+        kept = KeptSamples(base, name_of(self.dataset), key, self._samples, most)
+        kept.threads = threads
         if kept.is_right(self._prepare):
             self._kept = self._filler.elsewhere = kept
             atexit.register(_save_at_exit, weakref.ref(self))
@@ -377,12 +377,23 @@ class Staged(Dataset[Sample]):
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may currently be served from it and stored in it by this process."""
+        self._pass_on()
         store = self._store
         if store is None or not store.usable or not self._vetted.is_kind(indices):
             return None
         plan = None if self.split is None else self.split.plan
+        if plan is not None and plan.own_caches and torch.utils.data.get_worker_info() is None:
+            return None  # the script's own cache serves its process, and keeps what it holds when other data change
         self._watch.check_for(indices, self._epochs_are_announced, plan.head_s if plan else self._filler.part_s)
-        return store if self._watch.is_current else None
+        if not self._watch.is_current:
+            return None
+        if self._threads_matter and not store.made_with(torch.get_num_threads(), self._are_same_here):
+            return None
+        return store
+
+    def _are_same_here(self) -> bool:
+        """Whether this process, which has another number of native threads, makes the same bits."""
+        return self._store is not None and self._table is None and self._filler.are_same(self._store)
 
     def _disable(self, reason: str, stale: bool = False) -> None:
         """Ends the cache in all processes. ``stale``: samples served so far may have been wrong."""
@@ -467,9 +478,8 @@ class Staged(Dataset[Sample]):
         assert self.split is not None
         assert self.split.memo is not None
         if self._memo is None:
-            self._memo = Memo(
-                self.dataset, store, table, self._filler.random_states, self._disable, self._filler.vetting
-            )
+            filler = self._filler
+            self._memo = Memo(self.dataset, store, table, filler.random_states, self._disable, filler.vetting)
         return self.split.memo.root.run(self._memo, call_of(self.dataset.__getitem__, (index,), {}))
 
     def _without_cache(self, indices: Sequence[Index]) -> list[Sample]:
@@ -485,8 +495,6 @@ class Staged(Dataset[Sample]):
             return self.dataset[index]
         part = self._prepare(index) if made is None else made[0]
         return part if self._augment is None else self._augment(part)
-
-    # -- batches of stoker's loader
 
     def _stoker_batches(self, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool) -> Batches:
         """Returns the batch maker that stoker's loader uses."""

@@ -43,6 +43,7 @@ from .syntax import (
     names_written,
     names_written_through_locals,
 )
+from .users_code import matches_positions, strings_in
 
 T = TypeVar("T")
 CLOSED = {"torch", "numpy"}  # packages whose functions are treated as a whole, never cut
@@ -257,13 +258,14 @@ class Executed:
                 continue
             self._seen.add(code)
             waiting += [(c, scope) for c in code.co_consts if isinstance(c, types.CodeType)]
-            names = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str) and c.isidentifier())}
+            names = {*code.co_names, *strings_in(code.co_consts)}
             self.names |= names
             if is_library(code):
                 continue
             self.user_names |= names
             self._written.setdefault(code, _without_modules(_written(code), scope))
-            self.looks_up_names |= bool(BY_NAME & set(code.co_names)) or _formats_attributes(code)
+            by_name = bool(BY_NAME & set(code.co_names)) or _formats_attributes(code)
+            self.looks_up_names |= by_name or matches_positions(code)
             for name in code.co_names:
                 value = scope.get(name, types)
                 module = str(scope.get("__name__", ""))

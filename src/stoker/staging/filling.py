@@ -37,6 +37,7 @@ from .vetting import Vetting
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be fresh memory, with a page fault per page
 # caching ends if more than one in eight samples, plus four by chance, have no deterministic part
 ONE_IN, BY_CHANCE = 8, 4
+MADE_AGAIN = 4  # samples that are made again by a process with another number of native threads
 RUNS_OF_RARE = 8  # more runs of a sample that differs from what was served
 
 
@@ -306,6 +307,16 @@ class Filler:
     def take_same(self) -> int:
         """See ``CheckSchedule.take_same``."""
         return self._comparison.take_same()
+
+    def are_same(self, store: Store) -> bool:
+        """Makes the deterministic part of some stored samples again. Returns whether all are the same."""
+        stored = np.flatnonzero(store.locations)
+        chosen = stored[:: max(1, len(stored) // MADE_AGAIN)].tolist()
+        makes = [
+            (functools.partial(self._prepare, i), functools.partial(store.read, store.location(i))) for i in chosen
+        ]
+        differs = self._comparison.differs
+        return not self._in_turn and not any(differs(self.random_states, make, read) for make, read in makes)
 
     def compare_part(self, index: Index, read: Callable[[], Sample]) -> bool:
         """Recomputes the deterministic part of a stored sample. Returns whether it is the same; a difference disables

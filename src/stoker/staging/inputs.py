@@ -46,6 +46,7 @@ from .library_objects import (
     native_base,
     stamp_of_descriptor,
     token_of_plain,
+    working_folder,
 )
 from .users_code import (
     attributes_read,
@@ -86,6 +87,7 @@ SKIPPED_MEMBERS = frozenset(
 GLOBALS = "dataset[1]['"  # how the paths of global variables, and of members of classes, begin
 MODULE_NAMES = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__", "__file__"})
 ENVIRONMENT = frozenset({"environ", "getenv", "environb", "expandvars", "expanduser"})
+GRADIENTS = frozenset({"is_grad_enabled", "requires_grad", "requires_grad_", "backward", "autograd"})
 READ_ENVIRONMENT = {  # by id: what reads the environment under whatever name
     id(getattr(module, name))
     for module, names in ((os, ("environ", "environb", "getenv")), (os.path, ("expandvars", "expanduser")))
@@ -164,6 +166,8 @@ class Inputs(ComparedInputs):
         if self._beside_descriptors:
             self._note_descriptors()
         self.entries["settings of libraries"] = Entry("settings", library_settings())
+        if not across_runs:  # then the stamps of files tell
+            self.entries["the working folder"] = Entry(working_folder(), working_folder())
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
         for name, value in (held or {}).items():
@@ -210,6 +214,8 @@ class Inputs(ComparedInputs):
         found = self._leaf(x, path)
         if found is not None:
             self.entries[path] = found
+            if type(x) not in PLAIN:
+                self._visit_own(x, path, depth - 1)
             return
         if id(x) in self._seen:
             place = self._seen[id(x)][2]
@@ -231,6 +237,14 @@ class Inputs(ComparedInputs):
         except Exception as e:  # a user-defined class whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
 
+    def _visit_own(self, x: Held, path: str, depth: int) -> None:
+        """Visits what a user's subclass adds to a library's class whose state is known: methods and attributes."""
+        if depth > 0 and not is_library_class(type(x)):
+            self._visit_class(type(x), path, depth)
+            for name, value in attributes_of(x):
+                if self._is_read_of(x, name):
+                    self._visit(value, f"{path}.{name}", depth)
+
     def _note_descriptors(self) -> None:
         """Adds the files whose descriptor an attribute may be."""
         for path, entry in list(self.entries.items()):
@@ -249,6 +263,8 @@ class Inputs(ComparedInputs):
             self.packages.add(module.partition(".")[0])
 
     def _visit_inside(self, x: Held, path: str, depth: int) -> None:
+        if isinstance(x, (*FUNCTIONS, types.ModuleType, functools.cached_property)):
+            self._visit_own(x, path, depth)
         if isinstance(x, types.FunctionType):
             self._visit_function(x, path, depth)
         elif isinstance(x, type):
@@ -267,12 +283,12 @@ class Inputs(ComparedInputs):
             self._visit(x.__func__, f"{path}.__func__", depth)
             self._visit(x.__self__, f"{path}.__self__", depth)
         elif isinstance(x, functools.partial):
-            for name in ("func", "args", "keywords"):
-                self._visit(getattr(x, name), f"{path}.{name}", depth)
+            for name, value in (("func", x.func), ("args", x.args), ("keywords", x.keywords), *vars(x).items()):
+                self._visit(value, f"{path}.{name}", depth)
         elif isinstance(x, (staticmethod, classmethod)):
             self._visit(x.__func__, path, depth)
         elif isinstance(x, property):
-            for name in ("fget", "fset"):
+            for name in ("fget", "fset", "fdel"):
                 self._visit(getattr(x, name), f"{path}.{name}", depth)
         elif isinstance(x, functools.cached_property):
             self._visit(x.func, f"{path}.func", depth)
@@ -382,7 +398,7 @@ class Inputs(ComparedInputs):
                 self._visit_global(value, path, mentioned, depth)
         self.depends_on_hashes |= uses_hashes(original(code))
         attributes = attributes_read(original(code))
-        self._depends_on_gradients |= ("torch", "is_grad_enabled") in attributes
+        self._depends_on_gradients |= not mentioned.isdisjoint(GRADIENTS)
         if not DESCRIPTORS.isdisjoint(attributes):
             self._beside_descriptors |= mentioned
         for names in sorted(attributes):
@@ -525,12 +541,17 @@ class _Flat(pickle.Pickler):
     def reducer_override(self, x: Held) -> Held:
         if x is _mark:
             return NotImplemented
-        leaf = self._inputs._leaf(x, self._path)
-        if leaf is not None:
-            return _mark, (leaf.digest,) if not leaf.is_opaque else (leaf.digest, "opaque")
-        if self._plain:
-            raise _NotPlain
         inputs = self._inputs
+        leaf = inputs._leaf(x, self._path)
+        is_users = leaf is None or not is_library_class(type(x))
+        if self._plain and is_users:
+            raise _NotPlain
+        if leaf is not None:
+            digest = (leaf.digest,) if not leaf.is_opaque else (leaf.digest, "opaque")
+            if is_users:
+                inputs._visit_class(type(x), f"class {qualified_name(type(x))}", DEPTH // 2)
+                digest = *digest, {k: v for k, v in attributes_of(x) if inputs._is_read_of(x, k)}
+            return _mark, digest
         inputs._note_package(x)
         if id(x) in inputs._seen:
             return _mark, ("again", inputs._seen[id(x)][0])

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..core.files import make_folder
@@ -92,6 +93,7 @@ class KeptSamples:
         self._mended = 0  # damaged samples that a writer was told of
         self._store: Store | None = None
         self.found = 0  # samples from earlier runs
+        self.threads = 0  # native threads with which they were made; 0 if it does not matter
         self.why_not = ""  # why this run leaves none
         if not base.exists():
             return
@@ -129,7 +131,8 @@ class KeptSamples:
     def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
         """Returns those of the samples that are on disk and intact, in the form that a store accepts."""
         store, out = self._store, Samples()
-        if store is None or not missing or not store.usable:
+        is_other = self.threads not in (0, torch.get_num_threads())
+        if store is None or not missing or not store.usable or is_other:
             return out
         where = store.where(np.array(missing, np.int64)).tolist()
         for i, location in zip(missing, where, strict=True):

@@ -5,19 +5,25 @@ from __future__ import annotations
 import collections
 import contextlib
 import decimal
+import locale
 import logging
 import os
 import random
 import re
 import stat
+import struct
 import sys
 import threading
+import time
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+
+from ..core.errors import StokerWarning
 
 NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
@@ -32,7 +38,7 @@ IGNORED = (
 LIBRARY_STATES = {  # the part of a standard-library object that affects samples
     threading.Event: lambda x: x.is_set(),
     threading.Semaphore: lambda x: x._value,
-    logging.Logger: lambda x: x.level,
+    logging.Logger: lambda x: (x.getEffectiveLevel(), x.disabled, x.manager.disable),
     threading.Thread: lambda x: "",
     types.MappingProxyType: dict,
     re.Pattern: lambda x: (x.pattern, x.flags),  # its repr is cut off
@@ -126,7 +132,22 @@ def library_settings() -> tuple[object, ...]:
     decimals = decimal.getcontext().copy()
     decimals.clear_flags()  # flags left by earlier calculations
     texts = np.get_printoptions(), vars(torch._tensor_str.PRINT_OPTS), decimals, np.geterr()
-    return str(torch.get_default_dtype()), str(torch.get_default_device()), precision, *map(str, texts), *found
+    casts = [(torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in ("cpu", "cuda")]
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    flushes_denormals = sys.float_info.min / 2 == 0.0  # torch.set_flush_denormal()
+    # Imports add other filters, and stoker's own warnings belong to no sample.
+    raised = [str(f) for f in warnings.filters if f[0] == "error" and f[2] is not StokerWarning]
+    place = time.tzname, locale.setlocale(locale.LC_ALL)
+    of_torch = str(torch.get_default_dtype()), str(torch.get_default_device()), precision, casts, is_deterministic
+    return *of_torch, *map(str, texts), flushes_denormals, raised, place, *found
+
+
+def working_folder() -> str:
+    """Where relative paths begin; "" if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def size_of_arrow(x: Held) -> int:
@@ -184,7 +205,7 @@ def items_of(x: Held, native: type) -> Held:
 
 def token_of_plain(x: object) -> object:
     if isinstance(x, float):
-        return "float", x.hex() if x == x else "nan"
+        return "float", x.hex() if x == x else struct.pack("d", x)  # a NaN has a sign
     if isinstance(x, complex):
-        return "complex", x.real.hex(), x.imag.hex()
+        return "complex", struct.pack("dd", x.real, x.imag)
     return type(x).__name__, x

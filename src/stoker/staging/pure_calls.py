@@ -265,7 +265,8 @@ class Survey:
         """Whether each selected call is pure; strikes out others for the next selection. ``seed``: different each time,
         because the dataset may cache what it loaded for others."""
         samples = self.samples
-        checker = Checker(samples, self.changing, self.strike, seen)
+        around = [self._root.callee.fn, *_entered(plan.root, self._root)]
+        checker = Checker(samples, self.changing, self.strike, seen, around)
         for k, i in enumerate(indices * CHECKS):
             samples.seed(seed + 100 * k)
             seen.begin(k % len(indices), k)
@@ -286,9 +287,11 @@ class Survey:
             return False
         plan.nbytes, plan.pickled = checker.nbytes / max(1, checker.checked), checker.pickled
         names, variables = _reads_in_calls(plan.root, self._root)
-        around = _entered(plan.root, self._root)
-        plan.reads = None if checker.looks_up_names else samples.may_read(checker.names_read | names, around)
-        plan.globals = sorted(checker.variables | variables | classes_unpickled())
+        reads = samples.may_read(checker.names_read | names, around)
+        made_from = samples.made_from(reads, without=around)
+        is_unknown = checker.looks_up_names or made_from.looks_up_names
+        plan.reads = None if is_unknown else reads | made_from.names
+        plan.globals = sorted(checker.variables | variables | made_from.variables | classes_unpickled())
         return True
 
     def _unchecked(

@@ -7,6 +7,7 @@ import copy
 import functools
 import itertools
 import random
+import re
 import time
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from ..core.compare import equal_bits
-from ..core.dataset_tree import without_subsets
+from ..core.dataset_tree import inner_datasets, without_subsets
 from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint, PartsByPath
 from ..core.marked_code import original
@@ -27,11 +28,12 @@ from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
 from .aliases import share_memory
 from .callee import Call, call_of
-from .executed_code import Executed, written_by, written_through_locals
+from .executed_code import Executed, in_worker, written_by, written_through_locals
 from .inputs import Inputs
 from .isolate import output_size
 from .plan import globals_now
 from .store.encode import CacheError
+from .switches import names_stored
 from .users_code import names_in
 from .value_digests import Entry, readable
 
@@ -66,6 +68,29 @@ class Whole(NamedTuple):
 
     value: Sample  # the sample
     states: object  # of all generators after that
+
+
+class MadeFrom(NamedTuple):
+    """What objects made on first use may be made from, as in ``Executed``."""
+
+    names: set[str]
+    variables: set[tuple[str, str]]
+    looks_up_names: bool
+
+
+def _roots(paths: Collection[str]) -> list[str]:
+    """Paths that do not lie inside others of them."""
+    return [p for p in paths if not any(p[: step.start()] in paths for step in re.finditer(r"[.[]", p))]
+
+
+def _names(paths: Iterable[str]) -> set[str]:
+    """Attributes and variables with some paths."""
+    return {found[0] for p in paths if (found := re.match(r"\w+", p.rpartition(".")[2]))}
+
+
+def _stored_by(functions: Iterable[types.FunctionType]) -> set[str]:
+    """Attributes that functions set; a ``cached_property`` sets the one with its own name."""
+    return {name for fn in functions for name in (fn.__name__, *names_stored(original(fn.__code__)))}
 
 
 def of_dataset(change: str) -> str:
@@ -109,6 +134,7 @@ class TrialSamples:
         self.collate_s = float("inf")  # collate time per sample; infinite if unknown
         # module and name of the global variables that its code reads, as far as known
         self.variables: set[tuple[str, str]] = set()
+        self._first = Executed(dataset)  # the code that ran for the first sample, and may have made something
         self._seed = SEED
         self._wholes: dict[str, Whole] = {}  # by the index's repr
         # indices of samples not loaded yet
@@ -159,13 +185,13 @@ class TrialSamples:
         indices = self.fresh
         self.fresh = list(indices)
         try:
-            self._load_fresh()
+            self._load_observed()
         except CacheError as e:
             self.by_batch = True
             for others in ([list(pair) for pair in itertools.pairwise(indices)], self._of_sampler()):
                 self.fresh = others
                 with contextlib.suppress(CacheError):
-                    self._load_fresh()
+                    self._load_observed()
                     break
             else:
                 raise e
@@ -251,6 +277,15 @@ class TrialSamples:
             except CacheError:
                 break
         return self.loaded[:SAMPLES]
+
+    def _load_observed(self) -> None:
+        """Loads the first sample."""
+
+        def load() -> None:
+            with in_worker(None):
+                self._load_fresh()
+
+        self._first.run(load)
 
     def _load_fresh(self) -> None:
         """Loads a sample that was not loaded before."""
@@ -339,6 +374,27 @@ class TrialSamples:
             pass
         return out
 
+    def made_from(
+        self, reads: Collection[str], stored: Collection[str] = (), without: Collection[types.FunctionType] = ()
+    ) -> MadeFrom:
+        """What those of ``reads`` that the first sample made may be made from: it counts as read too. New workers make
+        them again from what the script has set since, which its own process does not see. ``stored``: attributes that
+        the reading code assigns to. ``without``: as in ``may_read``.
+
+        If only code that ``reads`` leads to makes them, that is what it names. Otherwise, all that code names."""
+        made = _names(_roots({*self.opened, *self.made})) & set(reads)
+        if not made:
+            return MadeFrom(set(), set(), False)
+        names = set(reads)
+        makes = list(self._may_run(names, without=without))
+        others = [fn for fn in Inputs(self.dataset).functions.values() if fn not in makes]
+        inside, outside = (_stored_by(functions) for functions in (makes, others))
+        first = self._first
+        if not made <= (inside - outside).union(stored):
+            names |= self.may_read(first.names)
+        variables = {(module, name) for module, name in first.variables if not names.isdisjoint(name.split("."))}
+        return MadeFrom(names, variables, first.looks_up_names)
+
     @property
     def stored(self) -> set[str]:
         """``written``, plus attributes that library code assigns to."""
@@ -367,10 +423,15 @@ class TrialSamples:
 
     @property
     def made_once(self) -> str:
-        """Describes what loading the first sample opens or sets in each process; "" if nothing. Plain data do not
-        count, because each emulated worker has its own copy."""
-        opaque = {path for path, entry in self.made.items() if entry.is_opaque} - self.of_thread
-        made = sorted(path for path in opaque if path.startswith("dataset[0]") and "[]" not in path)
+        """Describes what loading the first sample opens or sets in each process; "" if nothing. Plain data of datasets
+        do not count, because each emulated worker has its own copy. Those of helpers do: workers share them."""
+        places = Fingerprint(self.dataset).places
+        own = {f"dataset[0]{places.get(id(x), '').removeprefix('dataset')}" for x in inner_datasets(self.dataset)}
+        shared = {path for path in _roots(self.made) if path.rpartition(".")[0] not in own}
+        read = {path for path in shared if not _names((path,)).isdisjoint(self._executed.user_names)}
+        opaque = {path for path, entry in self.made.items() if entry.is_opaque}
+        once = (opaque | read) - self.of_thread
+        made = sorted(path for path in once if path.startswith("dataset[0]") and "[]" not in path)
         verb = "opens" if self.opens else "sets"
         return f"each process {verb} {readable((self.opens or made)[0])} once" if self.opens or made else ""
 

@@ -7,9 +7,11 @@ from collections.abc import Collection
 
 from torch.utils.data import IterableDataset
 
+from ..core.dataset_tree import without_subsets
 from ..core.errors import UsageError
 from ..core.types import Attributes, Index, MapDataset, Sample
-from . import own_caches
+from . import own_caches, subsets
+from .collated import Collated
 from .inputs import Inputs
 from .isolate import run_isolated
 from .plan import Plan, PreparedState, globals_now
@@ -53,16 +55,17 @@ class Split:
 
     def __init__(self, dataset: MapDataset, found: TrialResult | None = None, changing: Collection[str] = ()) -> None:
         map_style(dataset)
+        name = "the collate function" if isinstance(dataset, Collated) else type(dataset).__name__
         if not len(dataset):
-            raise UsageError(f"{type(dataset).__name__} is empty")
+            raise UsageError(f"{name} is empty")
         self.dataset = dataset  # the whole
         if found is None:
             try:
-                found = run_isolated(lambda: find_plan(dataset, LIMIT_S, changing), 2 * LIMIT_S)
+                found = run_isolated(lambda: _trial(dataset, changing), 2 * LIMIT_S)
             except UsageError as e:
                 found = TrialResult(None, [], str(e))
         if found.plan is None and found.memo is None:
-            raise UsageError(f"{type(dataset).__name__} cannot be split: {found.why_not}. {REMEDY}")
+            raise UsageError(f"{name} cannot be split: {found.why_not}. {REMEDY}")
         # how the two parts are made, and their cost; None if calls are cached instead
         self.plan: Plan | None = found.plan
         self.memo: MemoPlan | None = found.memo  # the calls that are cached instead
@@ -127,6 +130,21 @@ class Split:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _trial(dataset: MapDataset, changing: Collection[str]) -> TrialResult:
+    """Runs a trial. That of a collate function needs batches, so it comes after one of its loader's dataset, which also
+    shows what making samples changes."""
+    if not isinstance(dataset, Collated):
+        return find_plan(dataset, LIMIT_S, changing)
+    loader = dataset.loader()
+    if loader is None:
+        raise UsageError("no loader is left that makes batches for it")
+    of, sampler = loader.dataset, loader._index_sampler
+    whole = find_plan(without_subsets(of), LIMIT_S, changing, subsets.for_trial(of), sampler, dataset.collate_fn)
+    if whole.collate is None:
+        raise UsageError("the trial run found no call in it that is worth caching")
+    return whole.collate
 
 
 def split(dataset: MapDataset) -> Split:

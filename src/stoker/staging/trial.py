@@ -145,7 +145,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         is_view=samples.are_views(),
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
-        assigns=is_kept and bool(samples.opened or samples.assigned),
+        assigns=is_kept and bool(samples.opened or samples.made or samples.assigned),
         only_in_workers=samples.only_in_workers if is_kept else samples.made_once,
         draws=samples.draws,
         may_draw=samples.may_draw,

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..core.marked_code import original
 from ..core.packages import PACKAGE, is_users
@@ -55,7 +55,7 @@ def is_users_module(module: object) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:  # a namespace package or a built-in module
         paths = list(getattr(module, "__path__", ()))
-        if type(module) is types.ModuleType and module.__spec__ is None:  # created by a script
+        if isinstance(module, types.ModuleType) and module.__spec__ is None:  # created by a script
             return True
         return bool(paths) and is_users(os.path.join(paths[0], "x.py"))
     return is_users(file) and file.endswith((".py", ".pyc"))
@@ -97,13 +97,27 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from codes_of(constant)
 
 
+def strings_in(constants: Iterable[object]) -> Iterator[str]:
+    """Yields identifier-like strings among constants; the names of ``case Box(width=w)`` lie in a tuple."""
+    for x in constants:
+        if isinstance(x, (tuple, frozenset)):
+            yield from strings_in(x)
+        elif isinstance(x, str) and x.isidentifier():
+            yield x
+
+
+def matches_positions(code: types.CodeType) -> bool:
+    """Whether a function reads attributes by position: ``case Point(x, y)``, with names in ``__match_args__``."""
+    return any(op.opname == "MATCH_CLASS" and op.arg for op in dis.get_instructions(code))
+
+
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Global variables that a function loads; all names and identifier-like strings that it mentions; modules that it
     imports, with a dot in front for each level of a relative import."""
     read, mentioned, imported = set(), set(), set()
     for c in codes_of(code):
-        mentioned |= {*c.co_names, *(k for k in c.co_consts if isinstance(k, str) and k.isidentifier())}
+        mentioned |= {*c.co_names, *strings_in(c.co_consts)}
         before: list[object] = []  # values of the last two instructions: the level, and the names after ``import``
         for op in dis.get_instructions(c):
             if op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):

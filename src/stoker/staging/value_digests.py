@@ -41,7 +41,7 @@ from .library_objects import (
     stamp_of_handle,
     token_of_plain,
 )
-from .users_code import is_library_class
+from .users_code import is_library_class, token_of_code
 
 MOST_BYTES = 4 << 30  # of arrays; more takes too long to digest before each epoch
 MOST_MAPPED_BYTES = 256 << 20  # mapped from a file; for larger arrays the file's stamps count
@@ -92,7 +92,9 @@ class ValueDigests(ABC):
             return Entry("a record", (repr(x.dtype), x.tobytes()))
         if isinstance(x, VALUES) and is_library_class(type(x)):
             text = str(x) if isinstance(x, PurePath) else repr(x)  # a path caches its text
-            return Entry(text[:60], (type(x).__name__, text))
+            zone = getattr(x, "tzinfo", None)
+            more = () if zone is None else (self._flat(zone, plain=False, path=path),)
+            return Entry(text[:60], (type(x).__name__, text, *more))
         if isinstance(x, np.ndarray):
             return self._array(x, path)
         if isinstance(x, torch.Tensor):
@@ -104,7 +106,11 @@ class ValueDigests(ABC):
 
     def _library_object(self, x: Held, path: str) -> Entry | None:
         """The entry of an object whose class reveals its state."""
-        if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)) and not is_bound(x):
+        if isinstance(x, types.CodeType):
+            return Entry("code", token_of_code(x))
+        if isinstance(x, np.ufunc) and all(set(loop) <= set("O->") for loop in x.types):  # from ``np.frompyfunc``
+            return self._opaque_entry(path, x)
+        if isinstance(x, (*IGNORED, *NATIVE_CODE)) and not is_bound(x):
             return Entry(f"a {type(x).__name__}", name_of_native(x))
         for kind, state in LIBRARY_STATES.items():
             if type(x) is kind:
@@ -160,7 +166,8 @@ class ValueDigests(ABC):
             if type(x) not in (np.ndarray, np.memmap)
             else b""
         )
-        return Entry(text, (type(x).__name__, repr(x.dtype), x.shape, x.strides if x.size else (), digest, own))
+        described = repr(x.dtype), str(x.dtype.metadata or "")
+        return Entry(text, (type(x).__name__, *described, x.shape, x.strides if x.size else (), digest, own))
 
     def _tensor(self, x: torch.Tensor, path: str) -> Entry:
         text = "a tensor"

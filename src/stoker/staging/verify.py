@@ -37,10 +37,11 @@ from .executed_code import Executed, is_library
 from .inputs import Inputs
 from .isolate import classes_unpickled, output_size
 from .own_caches import emptied
-from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
-from .samples import TrialSamples
+from .plan import Boxed, CutNode, Plan, PreparedState, Unplanned, globals_now, nodes_in
+from .samples import MadeFrom, TrialSamples
 from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, pickled, take
+from .switches import names_stored
 from .syntax import ANY_NAME
 from .users_code import runs_library_code
 
@@ -88,16 +89,23 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     names_in_tail = verification.names_in_tail() if plan.own_caches else set()
     for name in sorted({path[-1] for path in plan.own_caches} & names_in_tail):
         return f"the part after the cut reads {name}, where the dataset keeps what it loaded"
-    plan.globals = sorted(code.variables | classes_unpickled())
+    made_from = _made_from(plan, samples, samples.may_read(code.names))
+    plan.globals = sorted(code.variables | made_from.variables | classes_unpickled())
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
-    is_unknown = code.looks_up_names or is_native or verification.holds_objects
-    plan.reads = None if is_unknown else samples.may_read(code.names)
+    is_unknown = code.looks_up_names or made_from.looks_up_names or is_native or verification.holds_objects
+    plan.reads = None if is_unknown else samples.may_read(code.names | made_from.names)
     # The shortest times: other load on the machine only adds to them.
     plan.head_s = min(c.head_s for c in costs)
     plan.read_s = min(c.read_s for c in costs)
     plan.tail_s = verification.tail_time()
     plan.nbytes = float(np.mean([c.nbytes for c in costs]))
     return ""
+
+
+def _made_from(plan: Plan, samples: TrialSamples, reads: set[str]) -> MadeFrom:
+    cuts = [cut for node in nodes_in(plan.root) if isinstance(node, CutNode) for cut in node.rewritten.values()]
+    stored = set().union(*(names_stored(parts.head.__code__) for _, parts in cuts))
+    return samples.made_from(reads, stored, [fn for fn, _ in cuts])
 
 
 def _asked(code: Executed) -> str:
@@ -124,7 +132,8 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
     for name in sorted(code.names & (samples.assigned | samples.written)):
         return f"loading some samples may change data that the part before the cut reads: {name}"
     unread = {path.rpartition(".")[2] for path in plan.scratch} - code.user_names
-    for name in sorted(code.names.intersection(changing) - unread):
+    made_from = _made_from(plan, samples, reads).names if changing else set()
+    for name in sorted((code.names - unread | made_from).intersection(changing)):
         return f"in each epoch the script changes data that the part before the cut reads: {name}"
     iterator = _iterator_read(samples, code)
     return f"the part before the cut may read an iterator: {iterator}" if iterator else ""

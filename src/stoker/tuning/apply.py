@@ -55,7 +55,15 @@ from ..staging.users_code import names_in
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
 from .applied_loader import applied_to
-from .given_workers import TINY_BATCH_S, UNSEEN, ScriptChanges, collates_long, watch_draws, why_none
+from .given_workers import (
+    TINY_BATCH_S,
+    UNSEEN,
+    ScriptChanges,
+    collates_long,
+    watch_draws,
+    why_none,
+    why_other_bits,
+)
 from .managed_dataset import ManagedDataset
 
 WAIT_S = 1.0  # before the first batch; a longer trial continues beside the first epoch
@@ -349,8 +357,11 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
     if is_tiny and not collates_long(loader):
         return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
-    cannot = why_none(loader, found, guess)
-    return (0, f"kept 0: {cannot}") if cannot else (guess, why)
+    cannot = why_none(loader, found, guess) or why_other_bits(loader)
+    if cannot:
+        return 0, f"kept 0: {cannot}"
+    known.ignore_threads()
+    return guess, why
 
 
 def _functions_of(loader: LoaderLike) -> Iterable[types.FunctionType]:

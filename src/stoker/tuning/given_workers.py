@@ -8,22 +8,32 @@ from is compared before each batch is delivered: after a change the script's pro
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
+import torch
+
+from ..core.compare import equal_bits
 from ..core.random_state import RandomState
-from ..core.types import Batch, Index, LoaderLike
+from ..core.types import Batch, Index, LoaderLike, MapDataset
 from ..loader.loader_state import state_of
 from ..sampling.generators import find_generators
 from ..staging.change_watch import shortly
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs
+from ..staging.store.decode import stored_copy
 from ..staging.trial import TrialResult
 from ..workers.fetcher import is_plain
+from ..workers.native_threads import OneThread
 from .applied_loader import Draws, applied_to
 from .cached_epochs import WORTH, Epoch
 
 UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
+TRIED = 4  # samples made with one thread and with several
 TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
 MOST_SHARE = 0.05  # of the time between two batches that comparing may take
 
@@ -66,6 +76,35 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
         f"the script may change data between batches, and to compare them takes {took_s * 1e3:.1f} ms of the "
         f"{batch_s * 1e3:.1f} ms of a batch"
     )
+
+
+def why_other_bits(loader: LoaderLike) -> str:
+    """Why workers, which have one native thread each, might make other bits than the script's process; "" if they make
+    the same. A sum, a matrix product or a Fourier transform of torch is divided among threads, so its last bits depend
+    on their number. Makes some samples twice, which changes nothing where ``why_none`` found no reason."""
+    if torch.get_num_threads() == 1:
+        return ""
+    collate = loader.collate_fn if loader._auto_collation else None
+    one_thread = OneThread()
+    count = len(loader.dataset)
+    states = RandomState(find_generators(loader.dataset, loader.collate_fn))
+    try:
+        for i in sorted({k * count // TRIED for k in range(TRIED)}):
+            # A sample that cannot be loaded has no bits. What it prints, it prints when it is asked for.
+            with contextlib.suppress(Exception), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                own = _made(loader.dataset, i, collate)
+                with one_thread:
+                    is_same = equal_bits(_made(loader.dataset, i, collate), own)
+                if not is_same:
+                    return "the bits of its samples depend on the number of native threads, and a worker has one"
+    finally:
+        states.restore()
+    return ""
+
+
+def _made(dataset: MapDataset, i: int, collate: Callable[..., Batch] | None) -> Batch:
+    sample = dataset[i]
+    return stored_copy(sample if collate is None else collate([sample]))
 
 
 def _seconds(compare: ScriptChanges) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
@@ -93,6 +94,7 @@ class ManagedDataset:
         self._written: dict[tuple[int, int], set[str]] = {}
         self.waits = False  # waits until no other trial runs
         self._is_second = False  # the first trial could not load any sample
+        self._threads_matter = True  # see ``Staged.ignore_threads``
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is already staged"
         elif len(dataset) < FEWEST_SAMPLES:
@@ -227,9 +229,17 @@ class ManagedDataset:
             return f"it would not fit: {nbytes / 1e9:,.1f} GB"
         staged.stands_for = dataset
         self._keep(staged)
+        if not self._threads_matter:
+            staged.ignore_threads()
         self.staged = staged
         self._dataset = lambda: dataset
         return ""
+
+    def ignore_threads(self) -> None:
+        """Call if samples have the same bits with one native thread as with those of the script's process."""
+        self._threads_matter = False
+        for staged in filter(None, (self.staged, self.collated)):
+            staged.ignore_threads()
 
     def _keep(self, staged: Staged) -> None:
         """Connects a cache with the samples of earlier runs, if ``--keep`` asks for it. Leaves out ranks, results of
@@ -240,7 +250,9 @@ class ManagedDataset:
             most = keep.quota(root())
             if not most:
                 return
-            self.kept_before = staged.keep_between_runs(root(), most)
+            loader = self._loader()
+            threads = torch.get_num_threads() if loader is None or not _own_workers(loader) else 1
+            self.kept_before = staged.keep_between_runs(root(), most, threads)
         except (StokerError, OSError) as e:
             self.why_not_kept = str(e)
 
@@ -253,6 +265,8 @@ class ManagedDataset:
             with contextlib.suppress(UsageError):  # it reads something that cannot be compared
                 collated = Collated(loader.collate_fn, self._length)
                 self.collated = Staged(collated, cache="ram", _split=Split(collated, found.collate))
+                if not self._threads_matter:
+                    self.collated.ignore_threads()
 
     def collate_for(self, loader: LoaderLike) -> Callable[..., Batch] | None:
         """Returns the loader's collate function with its cache when an epoch begins; None to go without. Persistent
@@ -262,7 +276,10 @@ class ManagedDataset:
             return None
         if self.is_single_pass or self._changed_by(loader, [loader.worker_init_fn], collated):
             return None
+        collated.dataset.loader = weakref.ref(loader)  # a script may make one for each epoch
         collated._begin()
+        if self._changed_by(loader, [loader.worker_init_fn], collated):  # a new cache may read something else
+            return None
         filled = collated.account.filled
         if filled > (1 + NEW_CALLS) * self._filled_before > 0:
             collated._disable("most calls in collate_fn have different arguments in each epoch")
@@ -450,3 +467,9 @@ def why_it_does_not_pay(plan: Plan) -> str:
         f"caching would not pay off: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us of "
         f"{(plan.head_s + plan.tail_s) * 1e6:,.0f} us, copying it out of memory {plan.read_s * 1e6:,.0f} us"
     )
+
+
+def _own_workers(loader: LoaderLike) -> int:
+    """Number of workers that the script asked for."""
+    own = state_of(loader).own_workers
+    return int(loader.num_workers) if own is None else own

@@ -56,6 +56,8 @@ class StoreHead:
     ranks_joined = _Number(17)
     store_ns = _Number(18)  # CPU time spent on storing samples
     compared = _Number(19)  # how often a stored sample was made again and was the same
+    threads = _Number(20)  # native threads with which the first sample was made; 0 before
+    threads_matter = _Number(21)  # whether another number of threads makes other bits; 0 if unknown, -1 if it does not
 
     def __init__(self, numbers: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> None:
         self.numbers = numbers

@@ -121,6 +121,23 @@ class Store:
         """Whether samples may be served or stored."""
         return self._head.state != StoreState.DISABLED
 
+    def made_with(self, threads: int, are_same: Callable[[], bool]) -> bool:
+        """Whether its samples have the bits that so many native threads make. The first process that asks decides on
+        their number. ``are_same``: makes some stored samples again, with the present threads."""
+        head = self._head
+        if self.medium.writable and not (head.threads and head.filled):
+            with self.medium.lock():
+                head.threads = head.threads if head.filled else threads
+        if head.threads in (0, threads):
+            return True
+        if not head.threads_matter:
+            found = -1 if are_same() else 1
+            if self.medium.writable:
+                with self.medium.lock():
+                    head.threads_matter = head.threads_matter or found
+            return found < 0
+        return head.threads_matter < 0
+
     @property
     def complete(self) -> bool:
         return self._head.filled == self.samples
