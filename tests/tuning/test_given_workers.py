@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import random
+import tempfile
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,7 +258,74 @@ def set_by_the_first_sample(loader_of: Callable[..., Any]) -> Iterator[Any]:
         yield from loader
 
 
+def flipped(x: Any) -> Any:
+    return x.flip(0) if torch.rand(()) < 0.5 else x
+
+
+def drawn_from_then_on(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    data = Sines()
+    loader = loader_of(data, batch_size=BATCH, shuffle=True)
+    for epoch in range(2 * EPOCHS):
+        yield from loader
+        yield torch.rand(())
+        if epoch == EPOCHS:
+            data.also = lambda data, i, x: flipped(x)
+
+
+def in_a_queue(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    asked: queue.Queue[int] = queue.Queue()
+
+    def note(data: Sines, i: int, x: Any) -> Any:
+        if i % 9 == 7:
+            asked.put(i)
+        return x
+
+    loader = loader_of(Sines(note), batch_size=BATCH)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            yield batch, list(asked.queue)
+
+
+def logged(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("given")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+
+    def note(data: Sines, i: int, x: Any) -> Any:
+        if i % 9 == 7:
+            logger.info("sample %d", i)
+        return x
+
+    loader = loader_of(Sines(note), batch_size=BATCH)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            yield batch, list(lines)
+    logger.removeHandler(handler)
+
+
+def in_a_file(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    with tempfile.NamedTemporaryFile() as out:
+
+        def note(data: Sines, i: int, x: Any) -> Any:
+            if i % 9 == 7:
+                with open(out.name, "a") as f:
+                    f.write(f"{i} ")
+            return x
+
+        loader = loader_of(Sines(note), batch_size=BATCH)
+        for _ in range(EPOCHS):
+            yield list(loader)
+            yield Path(out.name).read_text()
+
+
 SCRIPTS = {
+    "augmentation that is switched on": drawn_from_then_on,
+    "rare samples put into a queue": in_a_queue,
+    "rare samples log": logged,
+    "rare samples write to a file": in_a_file,
     "two at once": two_at_once,
     "what one worker changes": changed_by_one_worker,
     "seeded after iter()": seeded_after_iter,

@@ -273,6 +273,11 @@ class Staged(Wrapper):
         return self._store is not None and self._store.usable
 
     @property
+    def has_effects(self) -> bool:
+        """Whether a sample was found, in any process, that changes or prints something."""
+        return self._vetted.has_effects
+
+    @property
     def is_exact(self) -> bool:
         """Whether the cached part of a sample is the whole sample."""
         return self._augment is None and self._table is None

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
 from . import branches
 from .change_watch import STALE, CheckSchedule
+from .library_objects import Held
 from .plan import Unplanned
 from .split import Split
 from .store.decode import layout
@@ -37,6 +39,7 @@ from .vetting import Vetting
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be fresh memory, with a page fault per page
 # caching ends if more than one in eight samples, plus four by chance, have no deterministic part
 ONE_IN, BY_CHANCE = 8, 4
+MOST_RESTORED = 100_000  # items of a container that a library's object holds
 MADE_AGAIN = 4  # samples that are made again by a process with another number of native threads
 RUNS_OF_RARE = 8  # more runs of a sample that differs from what was served
 
@@ -89,6 +92,7 @@ class Filler:
         self._asked = 0  # samples requested, including those in the cache
         self.part_s = 0.0  # time per sample of the last batch; 0.0 until one was made
         self._without_part: set[int] = set()  # samples that draw random numbers, or take another path through the code
+        self._unstored: set[int] = set()  # samples of this batch that are used, and not stored
         self._vetted_alone: set[frozenset[int]] = set()  # branches of batches that were then vetted sample by sample
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
         self._comparison = CheckSchedule()
@@ -114,6 +118,7 @@ class Filler:
         """Makes and stores the samples of a batch that are not stored yet. Returns deterministic parts by position,
         without samples that have none. None: the script's dataset must make this batch."""
         self._asked += len(indices)
+        self._unstored.clear()
         misses = np.flatnonzero(where == 0).tolist()
         fetched = self._fetch(store, indices, misses)
         misses = [k for k in misses if k not in fetched]
@@ -125,10 +130,11 @@ class Filler:
         watch_each = self._watch_each or self._in_turn
         before = [] if self._in_turn else self._kept_by_libraries()
         parts = self._parts(indices, misses, states if watch_each else None)
-        if before and self._vetted.has_effects:  # what one part changed, the random parts of earlier samples may read
-            for attributes, values in before:
-                attributes.clear()
-                attributes.update(values)
+        # What one part changed, the random parts of earlier samples may read. Whole samples were made in their order.
+        if before and self._vetted.has_effects and not self._is_whole:
+            for held, values in before:
+                held.clear()
+                (held.update if isinstance(held, (dict, set)) else held.extend)(values)
             return None
         if states is not None and not watch_each and states.moved():
             self._watch_each = True  # from now on, this process checks after each sample whether it drew random numbers
@@ -168,7 +174,7 @@ class Filler:
         began = time.thread_time_ns() - keep_ns
         for k, (part, nanoseconds) in parts.items():
             spent += nanoseconds
-            if int(indices[k]) % self._samples in self._without_part:
+            if int(indices[k]) % self._samples in self._without_part | self._unstored:
                 continue
             size += self._take(taken, store, int(indices[k]) % self._samples, part)
             if size > STORED_AT_ONCE:
@@ -244,10 +250,7 @@ class Filler:
         value, failed, unplanned = None, False, False
         may_be_kept = True
         try:
-            if owns_global_generators() and self._split is not None:
-                value, may_be_kept = self.vetting.run(lambda: self._prepare(index))
-            else:
-                value = self._prepare(index)
+            value, may_be_kept = self._vetted_part(index)
         except Unplanned:
             unplanned = True
         except Exception:  # the dataset's own code must raise it, from the random states that it would have had
@@ -261,11 +264,24 @@ class Filler:
             before.restore(moved)
         if failed:
             return None
-        if unplanned or not may_be_kept or moved - may_move:
-            if in_turn or not self.vetting.is_postponed:
-                self._without_part.add(int(index) % self._samples)
-            return (value, took) if in_turn else None
-        return value, took
+        if not (unplanned or not may_be_kept or moved - may_move):
+            return value, took
+        # A whole sample is used, too: whatever it did, a second run would do again.
+        is_used = in_turn or (self._is_whole and not unplanned and not moved)
+        self._leave_out(int(index) % self._samples, in_turn, is_used)
+        return (value, took) if is_used else None
+
+    def _vetted_part(self, index: Index) -> tuple[Sample, bool]:
+        """Makes the deterministic part of a sample, and says whether it may be kept."""
+        if owns_global_generators() and self._split is not None:
+            return self.vetting.run(lambda: self._prepare(index))
+        return self._prepare(index), True
+
+    def _leave_out(self, i: int, in_turn: bool, is_used: bool) -> None:
+        if in_turn or not self.vetting.is_postponed:
+            self._without_part.add(i)
+        if is_used:
+            self._unstored.add(i)
 
     @property
     def _may_move(self) -> set[str]:
@@ -278,12 +294,13 @@ class Filler:
         """Whether samples must be made one after the other, because one may read what another has changed."""
         return self._split is not None and (self._split.in_turn or self._vetted.has_effects)
 
-    def _kept_by_libraries(self) -> list[tuple[Attributes, Attributes]]:
-        """Attributes of objects that the code of libraries may set, each with a copy."""
+    def _kept_by_libraries(self) -> list[tuple[Held, Held]]:
+        """Attributes of objects that the code of libraries may set, and the containers among them, each with a copy."""
         if self._held is None:
             objects = [] if self._split is None else self._split.inputs(of_all=True).of_libraries
             self._held = [attributes for attributes in map(own_attributes, objects) if attributes]
-        return [(attributes, attributes.copy()) for attributes in self._held]
+        inside = (x for attributes in self._held for x in attributes.values() if type(x) in (list, dict, set, deque))
+        return [(held, held.copy()) for held in (*self._held, *(x for x in inside if len(x) <= MOST_RESTORED))]
 
     def _too_many_draw(self) -> bool:
         """Disables the cache if too many samples have no deterministic part for it to pay off. Returns whether."""

@@ -157,6 +157,7 @@ class Inputs(ComparedInputs):
         self._beside_descriptors: set[str] = set()
         self._modules: dict[int, set[str]] = {}  # by id of a user's module: names that were looked up in it
         self._classes: set[int] = set()  # ids of classes whose members have been visited
+        self._known: dict[type, bool] = {}  # whether a class is the user's
         self._found_at: dict[str, int] = {}  # ids of global variables and members of classes, by path
         self.depends_on_hashes = False  # calls hash(), or may iterate over a set of strings
         self._visit(dataset, DATASET, DEPTH)
@@ -237,9 +238,14 @@ class Inputs(ComparedInputs):
         except Exception as e:  # a user-defined class whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
 
+    def _is_users(self, cls: type) -> bool:
+        if cls not in self._known:
+            self._known[cls] = not is_library_class(cls)
+        return self._known[cls]
+
     def _visit_own(self, x: Held, path: str, depth: int) -> None:
         """Visits what a user's subclass adds to a library's class whose state is known: methods and attributes."""
-        if depth > 0 and not is_library_class(type(x)):
+        if depth > 0 and self._is_users(type(x)):
             self._visit_class(type(x), path, depth)
             for name, value in attributes_of(x):
                 if self._is_read_of(x, name):
@@ -543,7 +549,7 @@ class _Flat(pickle.Pickler):
             return NotImplemented
         inputs = self._inputs
         leaf = inputs._leaf(x, self._path)
-        is_users = leaf is None or not is_library_class(type(x))
+        is_users = leaf is None or inputs._is_users(type(x))
         if self._plain and is_users:
             raise _NotPlain
         if leaf is not None:

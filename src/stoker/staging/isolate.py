@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import logging
 import mmap
 import os
 import pickle
@@ -179,6 +180,8 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
         _record_looks()
         _unshare(writer)
         warnings.showwarning = lambda *_, **__: None
+        # A handler may be the script's.
+        logging.Logger.handle = lambda *_: os.write(_output, b"logged")  # type: ignore[assignment,method-assign]
         sys.addaudithook(_refuse)
         with contextlib.suppress(OSError, AttributeError):
             _forbid_writing()

@@ -40,6 +40,7 @@ from .value_digests import Entry, readable
 # Names that differ between processes or threads.
 OF_PROCESS = frozenset(
     {"getpid", "getppid", "current_process", "signal", "local", "get_ident", "get_native_id", "current_thread"}
+    | {"_exit", "abort", "kill", "raise_signal"}  # a worker that ends is replaced
 )
 SAMPLES = 3  # samples whose parts are compared with the whole
 ATTEMPTS = 12  # samples tried until one can be loaded
@@ -57,6 +58,7 @@ OUTPUT = {
     "dump",
     "save",
 }
+PRINTS = frozenset({"print", "logging", "logger", "debug", "warning", "write", "writelines"})
 # Names of drawing functions that do not contain "rand".
 DRAWS = frozenset(("choice", "choices", "sample", "shuffle", "permutation", "uniform", "uniform_", "normal", "normal_"))
 DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", "poisson"))
@@ -409,6 +411,11 @@ class TrialSamples:
     def has_no_effects(self) -> bool:
         """Whether the code that makes samples names nothing that prints, logs or writes, and there was no output."""
         return not (self._executed.user_names & OUTPUT) and output_size() == 0
+
+    @property
+    def may_print(self) -> bool:
+        """Whether any sample may print, log or write, judging by the names in the user's code."""
+        return bool(self.loaded and self._executed.user_names & PRINTS) or output_size() > 0
 
     @property
     def may_draw(self) -> bool:

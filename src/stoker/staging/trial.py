@@ -82,6 +82,7 @@ class TrialResult(NamedTuple):
     assigns: bool = False  # loading a sample may set attributes of the dataset, even if only on first use
     only_in_workers: str = ""  # why no other process may emulate workers
     draws: bool = False  # making a sample advanced a random generator
+    may_print: bool = False  # the user's code names functions that print, log or write
     may_draw: bool = False  # the user's code names drawing functions, perhaps not used by each sample
     sources: Sequence[str] = ()  # source files of rewritten functions
     collate_s: float = 0.0  # collate time per sample; 0 if unknown
@@ -148,6 +149,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         assigns=is_kept and bool(samples.opened or samples.made or samples.assigned),
         only_in_workers=samples.only_in_workers if is_kept else samples.made_once,
         draws=samples.draws,
+        may_print=samples.may_print,
         may_draw=samples.may_draw,
         sources=sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten}),
     )

@@ -26,7 +26,7 @@ from . import branches
 from .change_watch import shortly
 from .executed_code import Executed
 from .inputs import Inputs
-from .isolate import run_isolated
+from .isolate import output_size, run_isolated
 from .plan import Plan, Unplanned
 from .recompile import compiled_like, marked_lambda
 from .source import Function, NoSource, tree_of
@@ -35,7 +35,7 @@ from .verify import make_unusable
 
 T = TypeVar("T")
 RUNS = 2  # number of runs that must give the same
-LIMIT_S = 5.0  # plus LIMIT times the duration of making the sample
+LIMIT_S = 3.0  # plus LIMIT times the duration of making the sample
 LIMIT = 2 * RUNS
 FREE_S, SHARE = 2.0, 0.1  # seconds, and share of the time since the first sample, that vetting may take in a process
 MOST_FAILURES = 2  # after that no more branches are vetted: each may have used up the whole limit
@@ -132,6 +132,20 @@ class Vetting:
         if split is not None and plan is not None:
             make_unusable((split.dataset, split.globals_now()), plan.scratch)
         code = Executed(self.dataset, () if held is None else held.objects)
+        written = output_size()
+        is_same = self._is_same(made, make, code, set(plan.moves if plan else ()))
+        is_quiet = output_size() == written  # a cached sample prints and logs nothing
+        is_same = is_same and is_quiet and not code.asks
+        if split is None or held is None:
+            return is_same, False, []
+        known = {*(plan.stores if plan else ()), *map(_name_in, split.opened)}
+        changes = held.changes(split.inputs(of_all=True), split.opened)
+        read = [change for change in changes if split.reads is None or _name_in(change) in split.reads]
+        has_effects = bool(changes) or not code.stored_in_lasting <= known or not is_quiet
+        return is_same and not has_effects, has_effects, read
+
+    def _is_same(self, made: object, make: Callable[[], object], code: Executed, moves: set[str]) -> bool:
+        """Whether ``make`` gives the same in each run, and draws from no generators but ``moves``."""
         is_same = True
         for k in range(RUNS):
             _seed(SEED + k)
@@ -140,15 +154,8 @@ class Vetting:
                 is_same = is_same and equal_bits(made, code.run(make) if k == 0 else make())
             except (Exception, Unplanned):
                 is_same = False
-            is_same = is_same and set(plan.moves if plan else ()).issuperset(before.moved())
-        is_same = is_same and not code.asks
-        if split is None or held is None:
-            return is_same, False, []
-        known = {*(plan.stores if plan else ()), *map(_name_in, split.opened)}
-        changes = held.changes(split.inputs(of_all=True), split.opened)
-        read = [change for change in changes if split.reads is None or _name_in(change) in split.reads]
-        has_effects = bool(changes) or not code.stored_in_lasting <= known
-        return is_same and not has_effects, has_effects, read
+            is_same = is_same and moves.issuperset(before.moved())
+        return is_same
 
 
 def _name_in(change: str) -> str:

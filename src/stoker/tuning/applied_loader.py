@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..core.types import JsonObject, LoaderLike
@@ -22,6 +23,9 @@ class AppliedLoader:
     entry: JsonObject | None = None  # the loader's entry in the report; None: nothing is decided yet
     is_undecided: bool = False  # whether it gets workers must be decided again
     draws: Draws = field(default_factory=Draws)
+    # describes what has changed since a loader without workers was given some; "" for nothing
+    given_for: Callable[[], str] | None = None
+    was_taken_back: bool = False  # the script has changed its dataset since
     # persistent workers of a class with its own iterators were started with the cache
     has_cache_in_workers: bool = False
     epochs: CachedEpochs | None = None  # decides who makes the next epoch

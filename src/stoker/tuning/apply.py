@@ -60,6 +60,7 @@ from .given_workers import (
     UNSEEN,
     ScriptChanges,
     collates_long,
+    take_back,
     watch_draws,
     why_none,
     why_other_bits,
@@ -132,10 +133,18 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
     """Decides the loader's open settings, and how its next epoch is made."""
     if not _is_manageable(loader):
         return EpochChoice(_stream_with_cache(loader, applied))
-    known = _manage(loader, applied)
     state = state_of(loader)
+    if state.own_workers == 0 and int(loader.num_workers) > 0:
+        taken = take_back(loader)
+        if taken:
+            entry = _entries[name_of(loader)][0]
+            entry |= {"reason": f"kept 0: {taken}", "to": {**entry["to"], "num_workers": 0}}
+    known = _manage(loader, applied)
     is_given = state.own_workers == 0 and int(loader.num_workers) > 0
-    state.changed = ScriptChanges(loader, known.found) if is_given and known.found is not None else None
+    state.changed = None
+    if is_given and known.found is not None:
+        state.changed = ScriptChanges(loader, known.found, known.staged)
+        applied_to(loader).given_for = applied_to(loader).given_for or state.changed
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
     in_script = known.is_for_script(loader)  # before the plan: it begins the epoch
     make = known.without_workers(loader, collate_fn) if in_script else engine.get_iterator

@@ -3,15 +3,19 @@
 The script may change its dataset between two batches, look at what its samples changed, and catch their errors; a
 loader without workers draws its order when the first batch is asked for. So workers are given only where samples and
 the collate function change nothing, in any branch, and the order comes from torch's own samplers. What batches are made
-from is compared before each batch is delivered: after a change the script's process makes the rest of the epoch.
+from is compared before each batch is delivered: after a change the script's process makes the rest of the epoch. The
+same holds once a worker has found a branch of a sample that changes or prints something. A change between two epochs
+may let samples draw random numbers, so it takes the workers away until an epoch without them shows that they do not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -23,6 +27,7 @@ from ..core.types import Batch, Index, LoaderLike, MapDataset
 from ..loader.loader_state import state_of
 from ..sampling.generators import find_generators
 from ..staging.change_watch import shortly
+from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs
 from ..staging.store.decode import stored_copy
@@ -33,6 +38,7 @@ from .applied_loader import Draws, applied_to
 from .cached_epochs import WORTH, Epoch
 
 UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
+EFFECTS = "some samples change or print something"
 TRIED = 4  # samples made with one thread and with several
 TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
 MOST_SHARE = 0.05  # of the time between two batches that comparing may take
@@ -41,7 +47,8 @@ MOST_SHARE = 0.05  # of the time between two batches that comparing may take
 class ScriptChanges:
     """Compares what a loader's batches are made from with what it was when this object was made."""
 
-    def __init__(self, loader: LoaderLike, found: TrialResult) -> None:
+    def __init__(self, loader: LoaderLike, found: TrialResult, staged: Staged | None = None) -> None:
+        self._staged = staged
         self._made_from = loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,)
         self._opened = found.opened or {}
         self._before = Inputs(*self._made_from)
@@ -49,7 +56,22 @@ class ScriptChanges:
 
     def __call__(self) -> str:
         """Describes what has changed; "" if nothing has."""
+        if self._staged is not None and self._staged.has_effects:
+            return EFFECTS
         return shortly(self._before.changes(Inputs(*self._made_from), self._opened))
+
+
+def take_back(loader: LoaderLike) -> str:
+    """Takes the workers away if the loader may not have them any more. Returns why; "" if it may."""
+    applied = applied_to(loader)
+    changed = "" if applied.given_for is None else applied.given_for()
+    if not changed:
+        return ""
+    state = state_of(loader)
+    loader.num_workers, loader.prefetch_factor, state.own_workers = 0, None, None
+    applied.draws, applied.given_for = Draws(), None
+    applied.is_undecided = applied.was_taken_back = changed != EFFECTS
+    return changed
 
 
 def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
@@ -59,6 +81,8 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
         return f"loading a sample may change {changes}, and the script would not see that change from a worker"
     if found.is_view and not (loader._auto_collation and is_plain(loader.collate_fn)):
         return "samples are views of the dataset's memory, and what the loop writes to a worker's batch would be lost"
+    if found.may_print:
+        return "samples may print or log, and the lines of workers come in another order"
     for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         if sampler is not None and not type(sampler).__module__.startswith("torch.utils.data."):
             return f"{type(sampler).__name__} is the script's own, and workers would ask it for batches ahead of time"
@@ -90,8 +114,7 @@ def why_other_bits(loader: LoaderLike) -> str:
     states = RandomState(find_generators(loader.dataset, loader.collate_fn))
     try:
         for i in sorted({k * count // TRIED for k in range(TRIED)}):
-            # A sample that cannot be loaded has no bits. What it prints, it prints when it is asked for.
-            with contextlib.suppress(Exception), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            with contextlib.suppress(Exception), _silence():  # a sample that cannot be loaded has no bits
                 own = _made(loader.dataset, i, collate)
                 with one_thread:
                     is_same = equal_bits(_made(loader.dataset, i, collate), own)
@@ -100,6 +123,19 @@ def why_other_bits(loader: LoaderLike) -> str:
     finally:
         states.restore()
     return ""
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What samples print, log, or warn of comes when the script asks for them."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _made(dataset: MapDataset, i: int, collate: Callable[..., Batch] | None) -> Batch:
@@ -123,10 +159,11 @@ def written_by_collate(loader: LoaderLike) -> str:
 def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     """Whether making the loader's batches draws random numbers in the script's process, from which the sampler's next
     order is drawn too, as a reason; "" if it draws none."""
-    seen = applied_to(loader).draws
+    applied = applied_to(loader)
+    seen = applied.draws
     if found.draws or seen.moved:
         return "loading its batches draws random numbers, which changes what the script draws next"
-    may_draw = found.may_draw or not is_plain(loader.collate_fn)
+    may_draw = found.may_draw or not is_plain(loader.collate_fn) or applied.was_taken_back
     is_known = not may_draw or seen.batches >= len(loader)
     return "" if is_known else UNSEEN
 
