@@ -643,7 +643,7 @@ def made(root: Path, name: str, cls: type[Placed] = Placed) -> Placed:
     return cls(root, name)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [*PLACES, "/tmp", "/dev/shm"])
 def test_a_file_counts_wherever_samples_open_it(
     where: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch

@@ -193,6 +193,7 @@ def test_one_inside_another_dataset_is_found() -> None:
     assert staged.account.filled == N - 2
 
 
+@pytest.mark.slow
 def test_what_the_script_puts_there_is_used() -> None:
     data = InADictionary()
     staged = stoker.Staged(data, cache_budget="10MB")

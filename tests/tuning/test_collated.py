@@ -122,7 +122,7 @@ def epochs(cls: Any, data: Any, collate_fn: Callable[..., Any], workers: int, co
 
 
 KEPT = [
-    in_a_list,
+    pytest.param(in_a_list, marks=pytest.mark.slow),
     pytest.param(masked, marks=pytest.mark.slow),
     pytest.param(Collator(), marks=pytest.mark.slow),
     pytest.param(in_a_loop, marks=pytest.mark.slow),
@@ -147,10 +147,10 @@ def test_calls_for_single_samples_are_kept(applied: dict[str, Any], collate_fn: 
 @pytest.mark.parametrize(
     "collate_fn",
     [
-        draws,
+        pytest.param(draws, marks=pytest.mark.slow),
         pytest.param(counts_samples, marks=pytest.mark.slow),
         pytest.param(notes, marks=pytest.mark.slow),
-        cheap,
+        pytest.param(cheap, marks=pytest.mark.slow),
         pytest.param(list, marks=pytest.mark.slow),
     ],
 )
@@ -191,6 +191,7 @@ def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.slow
 def test_another_loader_may_make_the_batches_of_another_trial(applied: dict[str, Any]) -> None:  # noqa: F811
     """A script may make a loader for each epoch, of a part of its data."""
     collator, data = Collator(), Texts()
@@ -216,6 +217,7 @@ class Drawn(dict[str, int]):
         return random.randrange(100)
 
 
+@pytest.mark.slow
 def test_a_function_of_which_nothing_is_kept_any_more_is_named(applied: dict[str, Any]) -> None:  # noqa: F811
     collator = Collator()
     loader = Loader(Texts(), batch_size=8, num_workers=2, collate_fn=collator)
@@ -246,6 +248,7 @@ def test_texts_that_are_drawn_end_the_cache(applied: dict[str, Any]) -> None:  #
     assert not known.collated.usable
 
 
+@pytest.mark.slow
 def test_another_loader_has_its_own_function(applied: dict[str, Any]) -> None:  # noqa: F811
     data = Texts()
     one = Loader(data, batch_size=8, num_workers=2, collate_fn=in_a_list)

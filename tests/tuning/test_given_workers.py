@@ -363,7 +363,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return put_behind_apply(Loader, monkeypatch)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) -> None:
     torch.manual_seed(5)
@@ -433,6 +433,7 @@ def test_sums_of_several_threads_are_theirs(applied: dict[str, Any]) -> None:
     assert "number of native threads" in entry["reason"], entry
 
 
+@pytest.mark.slow
 def test_a_loader_with_workers_does_not_share_sums_with_one_without(applied: dict[str, Any]) -> None:
     torch.set_num_threads(2)
     for first in (0, 1):
