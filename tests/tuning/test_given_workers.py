@@ -262,14 +262,32 @@ def flipped(x: Any) -> Any:
     return x.flip(0) if torch.rand(()) < 0.5 else x
 
 
-def drawn_from_then_on(loader_of: Callable[..., Any]) -> Iterator[Any]:
-    data = Sines()
-    loader = loader_of(data, batch_size=BATCH, shuffle=True)
-    for epoch in range(2 * EPOCHS):
-        yield from loader
-        yield torch.rand(())
-        if epoch == EPOCHS:
-            data.also = lambda data, i, x: flipped(x)
+def drawn_after(last: int) -> Script:
+    def script(loader_of: Callable[..., Any]) -> Iterator[Any]:
+        data = Sines()
+        loader = loader_of(data, batch_size=BATCH, shuffle=True)
+        for epoch in range(2 * EPOCHS):
+            yield from loader
+            yield torch.rand(())
+            if epoch == last:
+                data.also = lambda data, i, x: flipped(x)
+
+    return script
+
+
+def switched_on_after(last: int) -> Script:
+    """The code that draws is there from the beginning."""
+
+    def script(loader_of: Callable[..., Any]) -> Iterator[Any]:
+        data = Sines(lambda data, i, x: flipped(x) if data.gain < 1 else x)
+        loader = loader_of(data, batch_size=BATCH, shuffle=True)
+        for epoch in range(2 * EPOCHS):
+            yield from loader
+            yield torch.rand(())
+            if epoch == last:
+                data.gain = 0.5
+
+    return script
 
 
 def in_a_queue(loader_of: Callable[..., Any]) -> Iterator[Any]:
@@ -322,7 +340,9 @@ def in_a_file(loader_of: Callable[..., Any]) -> Iterator[Any]:
 
 
 SCRIPTS = {
-    "augmentation that is switched on": drawn_from_then_on,
+    "augmentation that is switched on": switched_on_after(EPOCHS),
+    **{f"augmentation from epoch {k}": drawn_after(k) for k in (0, 1, EPOCHS)},
+    **{f"augmentation switched on after epoch {k}": switched_on_after(k) for k in (0, 1, 2)},
     "rare samples put into a queue": in_a_queue,
     "rare samples log": logged,
     "rare samples write to a file": in_a_file,

@@ -340,11 +340,11 @@ class Staged(Wrapper):
             self._bind()
         warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
 
-    def ignore_threads(self) -> None:
-        """Call if samples have the same bits however many native threads make them."""
-        self._threads_matter = False
+    def set_threads_matter(self, matter: bool) -> None:
+        """Sets whether samples may have other bits if another number of native threads makes them."""
+        self._threads_matter = matter
         if self._kept is not None:
-            self._kept.threads = 0
+            self._kept.threads_matter = matter
 
     def keep_between_runs(self, base: Path, most: int, threads: int = 0) -> int:
         """Reads samples of earlier runs from the folder ``base``, and leaves this run's samples there.
@@ -363,7 +363,7 @@ class Staged(Wrapper):
         """
         key = {**self._key(is_kept=True), "threads": threads}
         kept = KeptSamples(base, name_of(self.dataset), key, self._samples, most)
-        kept.threads = threads
+        kept.threads, kept.threads_matter = threads, self._threads_matter
         if kept.is_right(self._prepare):
             self._kept = self._filler.elsewhere = kept
             atexit.register(_save_at_exit, weakref.ref(self))

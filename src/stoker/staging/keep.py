@@ -93,7 +93,8 @@ class KeptSamples:
         self._mended = 0  # damaged samples that a writer was told of
         self._store: Store | None = None
         self.found = 0  # samples from earlier runs
-        self.threads = 0  # native threads with which they were made; 0 if it does not matter
+        self.threads = 0  # native threads with which they were made; 0 if that is unknown
+        self.threads_matter = True  # other numbers of threads may make other bits
         self.why_not = ""  # why this run leaves none
         if not base.exists():
             return
@@ -131,7 +132,7 @@ class KeptSamples:
     def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
         """Returns those of the samples that are on disk and intact, in the form that a store accepts."""
         store, out = self._store, Samples()
-        is_other = self.threads not in (0, torch.get_num_threads())
+        is_other = self.threads_matter and self.threads not in (0, torch.get_num_threads())
         if store is None or not missing or not store.usable or is_other:
             return out
         where = store.where(np.array(missing, np.int64)).tolist()

@@ -44,21 +44,9 @@ OF_PROCESS = frozenset(
 )
 SAMPLES = 3  # samples whose parts are compared with the whole
 ATTEMPTS = 12  # samples tried until one can be loaded
-OUTPUT = {
-    "print",
-    "log",
-    "logger",
-    "logging",
-    "info",
-    "warning",
-    "warn",
-    "debug",
-    "write",
-    "writelines",
-    "dump",
-    "save",
-}
+# Names of what prints, logs or writes; the second set has some more, which mostly mean something else: ``np.log``.
 PRINTS = frozenset({"print", "logging", "logger", "debug", "warning", "write", "writelines"})
+OUTPUT = PRINTS | {"log", "info", "warn", "dump", "save"}
 # Names of drawing functions that do not contain "rand".
 DRAWS = frozenset(("choice", "choices", "sample", "shuffle", "permutation", "uniform", "uniform_", "normal", "normal_"))
 DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", "poisson"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..core.types import JsonObject, LoaderLike
 from ..loader.loader_state import state_of
+from ..staging.inputs import Inputs
 from .cached_epochs import CachedEpochs
 
 
@@ -16,6 +17,7 @@ class Draws:
 
     batches: int = 0  # batches observed
     moved: bool = False
+    made_from: Inputs | None = None  # what batches were made from when that began
 
 
 @dataclass

@@ -367,10 +367,8 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if is_tiny and not collates_long(loader):
         return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
     cannot = why_none(loader, found, guess) or why_other_bits(loader)
-    if cannot:
-        return 0, f"kept 0: {cannot}"
-    known.ignore_threads()
-    return guess, why
+    known.set_threads_matter(bool(cannot))
+    return (0, f"kept 0: {cannot}") if cannot else (guess, why)
 
 
 def _functions_of(loader: LoaderLike) -> Iterable[types.FunctionType]:

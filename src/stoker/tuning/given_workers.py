@@ -49,7 +49,7 @@ class ScriptChanges:
 
     def __init__(self, loader: LoaderLike, found: TrialResult, staged: Staged | None = None) -> None:
         self._staged = staged
-        self._made_from = loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,)
+        self._made_from = _made_from(loader)
         self._opened = found.opened or {}
         self._before = Inputs(*self._made_from)
         self.is_complete = not self._before.why_incomplete(self._opened)
@@ -59,6 +59,10 @@ class ScriptChanges:
         if self._staged is not None and self._staged.has_effects:
             return EFFECTS
         return shortly(self._before.changes(Inputs(*self._made_from), self._opened))
+
+
+def _made_from(loader: LoaderLike) -> tuple[MapDataset, tuple[object, ...]]:
+    return loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,)
 
 
 def take_back(loader: LoaderLike) -> str:
@@ -164,8 +168,13 @@ def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     if found.draws or seen.moved:
         return "loading its batches draws random numbers, which changes what the script draws next"
     may_draw = found.may_draw or not is_plain(loader.collate_fn) or applied.was_taken_back
-    is_known = not may_draw or seen.batches >= len(loader)
-    return "" if is_known else UNSEEN
+    if not may_draw:
+        return ""
+    before = seen.made_from
+    if before is not None and not before.changes(Inputs(*_made_from(loader)), found.opened):
+        return "" if seen.batches >= len(loader) else UNSEEN
+    applied.draws = Draws()  # the script has changed something since: the next epoch shows whether it draws now
+    return UNSEEN
 
 
 def collates_long(loader: LoaderLike) -> bool:
@@ -182,9 +191,11 @@ def watch_draws(loader: LoaderLike, it: Any) -> None:
     fetcher = getattr(it, "_dataset_fetcher", None)
     if fetcher is None or not applied_to(loader).is_undecided:
         return
+    seen = applied_to(loader).draws
+    seen.made_from = seen.made_from or Inputs(*_made_from(loader))
     generators = find_generators(loader.collate_fn)
     generators += [] if loader.generator is None else [("generator", loader.generator)]
-    it._dataset_fetcher = _WatchedFetcher(fetcher, applied_to(loader).draws, generators)
+    it._dataset_fetcher = _WatchedFetcher(fetcher, seen, generators)
 
 
 class _WatchedFetcher:

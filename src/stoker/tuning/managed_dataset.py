@@ -94,7 +94,7 @@ class ManagedDataset:
         self._written: dict[tuple[int, int], set[str]] = {}
         self.waits = False  # waits until no other trial runs
         self._is_second = False  # the first trial could not load any sample
-        self._threads_matter = True  # see ``Staged.ignore_threads``
+        self._threads_matter = True  # see ``set_threads_matter``
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is already staged"
         elif len(dataset) < FEWEST_SAMPLES:
@@ -229,17 +229,16 @@ class ManagedDataset:
             return f"it would not fit: {nbytes / 1e9:,.1f} GB"
         staged.stands_for = dataset
         self._keep(staged)
-        if not self._threads_matter:
-            staged.ignore_threads()
+        staged.set_threads_matter(self._threads_matter)
         self.staged = staged
         self._dataset = lambda: dataset
         return ""
 
-    def ignore_threads(self) -> None:
-        """Call if samples have the same bits with one native thread as with those of the script's process."""
-        self._threads_matter = False
+    def set_threads_matter(self, matter: bool) -> None:
+        """Sets whether samples may have other bits with one native thread than with those of the script's process."""
+        self._threads_matter = matter
         for staged in filter(None, (self.staged, self.collated)):
-            staged.ignore_threads()
+            staged.set_threads_matter(matter)
 
     def _keep(self, staged: Staged) -> None:
         """Connects a cache with the samples of earlier runs, if ``--keep`` asks for it. Leaves out ranks, results of
@@ -265,8 +264,7 @@ class ManagedDataset:
             with contextlib.suppress(UsageError):  # it reads something that cannot be compared
                 collated = Collated(loader.collate_fn, self._length)
                 self.collated = Staged(collated, cache="ram", _split=Split(collated, found.collate))
-                if not self._threads_matter:
-                    self.collated.ignore_threads()
+                self.collated.set_threads_matter(self._threads_matter)
 
     def collate_for(self, loader: LoaderLike) -> Callable[..., Batch] | None:
         """Returns the loader's collate function with its cache when an epoch begins; None to go without. Persistent
