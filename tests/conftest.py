@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 import stoker
 from stoker.staging import isolate
+from stoker.staging.library_objects import library_settings
 from tests import huge_pages
 from tests.helpers import note_children
 
@@ -58,6 +59,14 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(autouse=True)
 def _children_of_earlier_tests() -> None:
     note_children()
+
+
+@pytest.fixture(autouse=True)
+def _no_setting_stays() -> Iterator[None]:
+    """A later test in this process would find other inputs than the scripts that it starts."""
+    before = library_settings()
+    yield
+    assert library_settings() == before
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,41 +17,48 @@ from .node import Facts
 LOOKED_AT = 40  # maximum number of packages whose versions are compared
 
 
-def digest(batch: object) -> str:
-    """Returns a hash of a batch: of its types, dtypes, shapes, and the bytes of all values.
+def digests(batch: object) -> dict[str, str]:
+    """Returns a hash of each part of a batch, by its place: of its type, dtype, shape, and the bytes of all values.
 
     Example:
-        >>> digest([torch.zeros(2), "a"]) == digest([torch.zeros(2), "a"])
+        >>> digests([torch.zeros(2), "a"]) == digests([torch.zeros(2), "a"])
         True
+        >>> list(digests([torch.zeros(2), ["a"]]))
+        ['batch', 'batch[0]', 'batch[1]', 'batch[1][0]']
     """
-    seen = hashlib.sha256()
-    _add(batch, seen)
-    return seen.hexdigest()
+    return {place: hashlib.sha256(described).hexdigest() for place, described in _parts(batch, "batch")}
 
 
-def _add(x: object, seen: hashlib._Hash) -> None:
-    seen.update(f"{type(x).__module__}.{type(x).__qualname__};".encode())
+def first_difference(here: dict[str, str], there: dict[str, str]) -> str:
+    """Returns the first place at which two batches differ; "" if they are the same."""
+    return next((place for place in {**here, **there} if here.get(place) != there.get(place)), "")
+
+
+def _parts(x: object, place: str) -> Iterator[tuple[str, bytes]]:
+    kind = f"{type(x).__module__}.{type(x).__qualname__};"
     if isinstance(x, torch.Tensor) and type(x) is torch.Tensor and x.layout is torch.strided and not x.is_quantized:
         x = x.detach().cpu().resolve_conj().resolve_neg()
-        seen.update(f"{x.dtype}{tuple(x.shape)};".encode())
-        seen.update(x.contiguous().flatten().view(torch.uint8).numpy().tobytes() if x.numel() else b"")
+        numbers = x.contiguous().flatten().view(torch.uint8).numpy().tobytes() if x.numel() else b""
+        yield place, f"{kind}{x.dtype}{tuple(x.shape)};".encode() + numbers
     elif isinstance(x, np.ndarray) and not x.dtype.hasobject:
-        seen.update(f"{x.dtype.str}{x.shape};".encode())
-        seen.update(np.ascontiguousarray(x).tobytes())
+        yield place, f"{kind}{x.dtype.str}{x.shape};".encode() + np.ascontiguousarray(x).tobytes()
     elif isinstance(x, (str, bytes, int, float, complex, type(None))):
-        seen.update(f"{x!r};".encode())
+        yield place, f"{kind}{x!r}".encode()
     elif isinstance(x, Mapping):
-        for key, value in x.items():
-            _add(key, seen)
-            _add(value, seen)
+        yield place, f"{kind}{len(x)}".encode()
+        for k, (key, value) in enumerate(x.items()):
+            yield from _parts(key, f"{place}.keys()[{k}]")
+            yield from _parts(value, f"{place}[{key if isinstance(key, (str, int)) else k!r}]")
     elif isinstance(x, Sequence):
-        seen.update(f"{len(x)};".encode())
-        for value in x:
-            _add(value, seen)
+        yield place, f"{kind}{len(x)}".encode()
+        for k, value in enumerate(x):
+            yield from _parts(value, f"{place}[{k}]")
     elif hasattr(x, "__dict__"):
-        _add(dict(vars(x)), seen)
+        yield place, kind.encode()
+        for name, value in vars(x).items():
+            yield from _parts(value, f"{place}.{name}")
     else:
-        seen.update(pickle.dumps(x, protocol=5))
+        yield place, kind.encode() + pickle.dumps(x, protocol=5)
 
 
 def imported_packages() -> list[str]:

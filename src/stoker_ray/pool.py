@@ -29,7 +29,7 @@ from stoker.sampling.order import Task
 from stoker.workers.process_pool import ProcessPool
 from stoker.workers.protocol import LocalBatch, Result, WorkerReply, WorkerSpec
 
-from .checks import digest
+from .checks import digests, first_difference
 from .cluster import using_ray
 from .node import Packed
 from .nodes import AHEAD, NodeRequest, Nodes, NodeState, RayNode
@@ -67,8 +67,10 @@ class RemotePool:
         self._waiting: deque[Task] = deque()
         self._with_local: dict[int, Task] = {}
         self._ready: deque[Result] = deque()
-        self._probes: dict[int, list[tuple[RayNode, str]]] = {}  # by task number: digests of the nodes' batches
-        self._probed_here: dict[int, str] = {}  # by task number: digest of the same batch made here
+        self._probes: dict[
+            int, list[tuple[RayNode, dict[str, str]]]
+        ] = {}  # by task number: digests of the nodes' batches
+        self._probed_here: dict[int, dict[str, str]] = {}  # by task number: digest of the same batch made here
         self._batch_bytes = 0
         self._next_tick = 0.0
         self._finishing = False
@@ -325,7 +327,7 @@ class RemotePool:
                 return result
             batch = result.take()
             if not is_error(batch):
-                self._probed_here[result.task] = digest(batch)
+                self._probed_here[result.task] = digests(batch)
             self._judge(result.task)
             return LocalBatch(
                 result.worker, result.epoch, result.task, result.ended, result.times, result.nbytes, batch
@@ -346,7 +348,7 @@ class RemotePool:
                 last += "; files do not travel, so its paths have to exist there"
             self._nodes.give_up(node, f"it cannot load what this machine can ({last})")
             return
-        self._probes[task.number].append((node, digest(batch)))
+        self._probes[task.number].append((node, digests(batch)))
         self._judge(task.number)
 
     def _judge(self, number: int) -> None:
@@ -355,10 +357,11 @@ class RemotePool:
         if here is None:
             return
         for node, there in self._probes[number]:
-            if here == there:
-                node.state, node.probed = NodeState.READY, True
+            place = first_difference(here, there)
+            if place:
+                self._nodes.give_up(node, f"its first batch has other bits than the same batch made here, at {place}")
             else:
-                self._nodes.give_up(node, "its first batch has other bits than the same batch made here")
+                node.state, node.probed = NodeState.READY, True
         self._probes[number] = []
 
     # -- late calls

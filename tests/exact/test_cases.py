@@ -6,6 +6,8 @@ own way comes from the cache. ``docs/concepts/exact.md`` says what counts as an 
 
 from __future__ import annotations
 
+import contextlib
+import decimal
 import itertools
 import logging
 import mmap
@@ -58,18 +60,16 @@ def _nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What cases change in the process is as before after each test."""
     monkeypatch.setenv("EXACT_SCALE", "1")
-    monkeypatch.setenv("TZ", "UTC")
     monkeypatch.chdir(".")
-    with warnings.catch_warnings(), torch.autocast("cpu", enabled=False), torch.enable_grad():
+    texts = np.printoptions(), decimal.localcontext(), np.errstate(), torch.autocast("cpu", enabled=False)
+    with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setenv("TZ", "UTC")
+        for context in (*texts, warnings.catch_warnings(), torch.enable_grad()):
+            stack.enter_context(context)
         yield
+    time.tzset()
     torch.set_flush_denormal(False)
     logging.getLogger("exact").setLevel(logging.NOTSET)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _time_zone() -> Iterator[None]:
-    yield
-    time.tzset()
 
 
 def seed(number: int) -> None:

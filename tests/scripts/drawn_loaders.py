@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 import stoker
-from stoker_ray.checks import digest
+from stoker_ray.checks import digests
 
 
 class Drawn(torch.utils.data.Dataset):
@@ -156,7 +156,7 @@ class Configuration:
 def _hashes(it: Iterator[Any]) -> Iterator[str]:
     while True:
         try:
-            yield digest(next(it))
+            yield str(digests(next(it)))
         except StopIteration:
             return
         except ValueError as e:

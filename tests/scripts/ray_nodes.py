@@ -13,7 +13,7 @@ import torch
 
 import stoker
 from stoker.loader.loader_state import state_of
-from stoker_ray.checks import digest
+from stoker_ray.checks import digests
 from stoker_ray.entry import RayNodes
 from stoker_ray.nodes import Nodes, NodeState, RayNode
 
@@ -117,7 +117,7 @@ class Epochs:
             if method == "ray":
                 until(lambda: bool(self.nodes.with_state(NodeState.READY)), lambda: self.nodes.nodes)
             for batch in it:
-                out.append(digest(batch))
+                out.append(str(digests(batch)))
                 happens(len(out))
         return out
 

@@ -27,7 +27,7 @@ TRAIN = """
 import time
 import torch, stoker
 from stoker.loader.loader_state import state_of
-from stoker_ray.checks import digest
+from stoker_ray.checks import digests
 from stoker_ray.nodes import NodeState
 from tests.scripts.drawn_loaders import Drawn
 
@@ -47,7 +47,7 @@ def run(method, happens):
         while nodes is not None and epoch == 0 and not nodes.with_state(NodeState.READY, NodeState.PROBING):
             time.sleep(0.05)
         for batch in it:
-            out.append(digest(batch))
+            out.append(str(digests(batch)))
             if happens and len(out) in happens:
                 ask(happens[len(out)])
     return out

@@ -168,10 +168,10 @@ def same_until(done, make, **options) -> None:
         assert got == bits(other)
         if done(one):
             return
-        assert time.monotonic() < deadline, [
-            (node.state, node.batches, node.deaths, list(node.recent_s), [call.probe for call in node.calls])
+        assert time.monotonic() < deadline, "; ".join(
+            f"{node.state} {node.batches} {node.deaths} {list(node.recent_s)} {[call.probe for call in node.calls]}"
             for node in nodes_of(one).nodes.values()
-        ]
+        )
 
 
 def are(state: nodes.NodeState, count: int = 2):
@@ -224,7 +224,7 @@ def test_a_node_that_makes_other_bits_is_not_used(ray):
         return [a._replace(leaves=np.frombuffer(bytes(a.leaves), np.uint8) ^ 1) for a in answers]
 
     ray.changed = changed
-    with pytest.warns(StokerWarning, match="other bits than the same batch made here"):
+    with pytest.warns(StokerWarning, match=r"other bits than the same batch made here, at batch\[0\]"):
         same_until(are(nodes.NodeState.UNUSABLE), lambda: Drawn(100))
 
 
