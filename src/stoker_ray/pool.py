@@ -70,7 +70,7 @@ class RemotePool:
         self._probes: dict[
             int, list[tuple[RayNode, dict[str, str]]]
         ] = {}  # by task number: digests of the nodes' batches
-        self._probed_here: dict[int, dict[str, str]] = {}  # by task number: digest of the same batch made here
+        self._probed_here: dict[int, dict[str, str]] = {}  # by task number: of the same batches made here
         self._batch_bytes = 0
         self._next_tick = 0.0
         self._finishing = False
