@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from stoker.tuning import apply
+from stoker.tuning import apply, managed_dataset
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 pytestmark = pytest.mark.scripts
@@ -40,6 +41,8 @@ def test_workers_that_stay_are_served_from_the_cache(
 ) -> None:
     for name, value in {"_datasets": [], "_entries": {}, "LONG_WAIT_S": 60.0, "_with_gradients": set()}.items():
         monkeypatch.setattr(apply, name, value)
+    for name in ("WAIT_SHARE", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+        monkeypatch.setattr(managed_dataset, name, math.inf)
     data = Files(tmp_path)
     for i, path in enumerate(data.paths):
         path.write_text("x" * (i + 3))
@@ -69,6 +72,8 @@ def test_workers_that_ran_before_the_trial_ended_stay_as_they_are(
 ) -> None:
     for name, value in {"_datasets": [], "_entries": {}, "_with_gradients": set()}.items():
         monkeypatch.setattr(apply, name, value)
+    for name in ("WAIT_SHARE", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+        monkeypatch.setattr(managed_dataset, name, math.inf)
     data = Files(tmp_path)
     for path in data.paths:
         path.write_text("xxx")

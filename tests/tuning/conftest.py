@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
-from stoker.tuning import apply, given_workers
+from stoker.tuning import apply, given_workers, managed_dataset
 
 
 def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Loaders of a class get what ``--apply`` decides. Trials are waited for, and a comparison may take any time. Returns
     the entries of the report."""
-    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
+    for name, value in {
+        "_datasets": [],
+        "_entries": {},
+        "_made": deque(),
+        "_vain": [],
+        "_lost": [],
+        "keep_freed_memory": lambda: None,
+    }.items():
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
     for name in ("WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
+    for name in ("WAIT_SHARE", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+        monkeypatch.setattr(managed_dataset, name, math.inf)
     monkeypatch.setattr(given_workers, "MOST_SHARE", 1e9)  # batches take little time here
     monkeypatch.setattr(cls, "_get_iterator", DataLoader._get_iterator)
     out: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from stoker.loader.loader_state import state_of
 from stoker.staging.isolate import Trial
 from stoker.staging.late_plan import LatePlan
-from stoker.tuning import apply
+from stoker.tuning import apply, managed_dataset
 
 SAMPLES, BATCH = 48, 4
 HELD = 3  # batches after which the trial may end
@@ -78,6 +79,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    for name in ("MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+        monkeypatch.setattr(managed_dataset, name, math.inf)
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
     Loader._get_iterator = apply.begin({})
     out, wait, script = Held(), Trial.wait, os.getpid()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from stoker.tuning import apply
 from stoker.tuning.cached_epochs import CachedEpochs, Maker
+from tests.tuning.conftest import put_behind_apply
 
 SAMPLES = 32
 
@@ -54,14 +54,7 @@ class Loader(DataLoader[Any]):
 
 @pytest.fixture(autouse=True)
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
-        monkeypatch.setattr(apply, name, value)
-    monkeypatch.setattr(apply, "_with_gradients", set())
-    monkeypatch.setattr(apply, "WAIT_S", 60.0)
-    monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
-    out: dict[str, Any] = {}
-    Loader._get_iterator = apply.begin(out)
-    return out
+    return put_behind_apply(Loader, monkeypatch)
 
 
 def check_dataset(worker: int) -> None:

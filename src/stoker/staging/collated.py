@@ -11,7 +11,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 
-from ..core.types import Attributes, Batch, Index, LoaderLike, Sample
+from ..core.types import Batch, Index, Sample
 from .callee import Call
 from .samples import TrialSamples
 
@@ -23,16 +23,11 @@ MOST_S = 2.0  # for making their samples
 
 
 class Collated:
-    """Batches of a collate function as a dataset. ``samples``: length of the dataset behind them.
-
-    Attributes:
-        loader: the loader from whose dataset another trial takes samples, referenced weakly; None if there is none.
-    """
+    """Batches of a collate function as a dataset. ``samples``: length of the dataset behind them."""
 
     def __init__(self, collate_fn: Callable[[list[Sample]], Batch], samples: int) -> None:
         self.collate_fn = collate_fn
         self._samples = samples
-        self.loader: Callable[[], LoaderLike | None] = _no_loader
 
     def __len__(self) -> int:
         return self._samples
@@ -44,13 +39,6 @@ class Collated:
 
     def _stoker_children(self) -> Iterator[tuple[str, object]]:
         yield ".collate_fn", self.collate_fn
-
-    def __getstate__(self) -> Attributes:
-        return self.__dict__ | {"loader": _no_loader}  # only the script's process makes another trial
-
-
-def _no_loader() -> None:
-    return None
 
 
 class CollateSamples(TrialSamples):

@@ -88,6 +88,7 @@ class Staged(Wrapper):
         cache_key: str = "",
         _split: Split | None = None,
         _memories: Sequence[MemoryTables] = (),
+        _discards: Discards | None = None,
     ) -> None:
         check_tier(cache)
         paths = isinstance(dataset, (list, tuple)) and bool(dataset) and isinstance(dataset[0], (str, os.PathLike))
@@ -98,7 +99,7 @@ class Staged(Wrapper):
         self.augment_batch = augment_batch
         self.cache = cache
         self.split: Split | None = _split
-        self._discards = Discards()
+        self._discards = _discards or Discards()
         self._epoch = 0  # number of the current epoch
         self._first_epoch = 0  # first epoch that this cache served
         self._begun = 0  # number of caches so far: nodes of a cluster discard theirs too
@@ -115,6 +116,8 @@ class Staged(Wrapper):
         self._kept: KeptSamples | None = None  # between runs
         self._threads_matter = True  # samples may have other bits if other numbers of native threads make them
         self._epochs_are_announced = False  # stoker's loader announces them
+        # An owner that runs trials itself announces epochs first, and makes another object after a change.
+        self._is_owned, self._is_begun = _discards is not None, False
         self._begin_cache()
         self._seal()
 
@@ -307,6 +310,9 @@ class Staged(Wrapper):
     def _begin(self, forks_are_same: bool = False) -> None:
         """Begins an epoch in the parent process; starts a new cache if the dataset has changed. ``forks_are_same``: no
         code of the user runs between this call and a worker's first sample, neither in a thread nor in the worker."""
+        if self._is_begun:
+            self._is_begun, self._watch.forks_are_same = False, forks_are_same
+            return
         self._pass_on()
         self._epochs_are_announced = True
         self._epoch += 1
@@ -332,13 +338,28 @@ class Staged(Wrapper):
         try:
             if self._discards.too_many:
                 raise UsageError("it changes before each epoch")
-            self._begin_cache()
+            if self._is_owned:
+                self._go_without(self._watch)
+            else:
+                self._begin_cache()
         except UsageError as e:  # no reason to end a script
             consequence = f" From now on nothing is cached: {str(e).removesuffix('. ' + REMEDY)}."
-            self._samples = len(self.dataset)
-            self._table = self.split = self._store = None
-            self._bind()
+            self._go_without()
         warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
+
+    def _go_without(self, watch: ChangeWatch | None = None) -> None:
+        """Caches nothing from now on. ``watch``: see ``_bind``."""
+        self._samples = len(self.dataset)
+        self._table = self.split = self._store = None
+        self._bind(watch)
+
+    def begin_first(self) -> bool:
+        """Begins an epoch before its loader does, for the owner. Returns whether the dataset is unchanged since the
+        cache was made; if it is not, nothing is cached any more."""
+        self._is_begun = False
+        self._begin()
+        self._is_begun = True
+        return self.split is not None
 
     def set_threads_matter(self, matter: bool) -> None:
         """Sets whether samples may have other bits if another number of native threads makes them."""

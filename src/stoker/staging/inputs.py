@@ -111,7 +111,11 @@ class _Sink:
 
     def __init__(self) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
-        self.write = self.hash.update
+        self.nbytes = 0
+
+    def write(self, data: bytes) -> None:
+        self.hash.update(data)
+        self.nbytes += len(data)
 
 
 class Inputs(ComparedInputs):
@@ -119,6 +123,7 @@ class Inputs(ComparedInputs):
 
     Attributes:
         entries: by path, ``dataset[0].labels``; see ``Entry``.
+        nbytes: of all values, as far as they have been digested.
         opaque: objects without a complete digest, by path: "dataset.clahe is a cv2.CLAHE".
         functions: the user's functions that may run.
         caches: functions with ``functools.lru_cache``.
@@ -522,6 +527,7 @@ class Inputs(ComparedInputs):
         sink = _Sink()
         pickler = (_FlatAcrossRuns if self._across_runs else _Flat)(self, sink, plain, path)
         pickler.dump(x)
+        self.nbytes += sink.nbytes
         return sink.hash.digest()
 
     def _add_opaque(self, path: str, x: object, why: str = "") -> None:

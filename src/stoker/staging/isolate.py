@@ -17,6 +17,7 @@ import ctypes
 import functools
 import gc
 import logging
+import math
 import mmap
 import os
 import pickle
@@ -57,6 +58,8 @@ MOST_FILES = 32  # maximum number of files recorded as read
 MOST_NAMES = 1000  # maximum number of names recorded in one folder
 NO_DATA = ("/proc/", "/sys/", "/dev/", "/etc/")
 SHARED_MEMORY = "/dev/shm/"
+TIME = struct.Struct("<cd")  # the child's first message: a mark, with which no pickle begins, and seconds
+TIME_MARK = b"t"
 LOOKS = ("stat", "lstat", "access")  # functions of ``os`` that raise no audit event
 EVERYTHING = "*"  # stands for all names of a folder that was listed
 RANDOM_FILES = ("/dev/urandom", "/dev/random", "/dev/hwrng", "/proc/uptime", "/proc/loadavg")
@@ -85,6 +88,7 @@ class Trial:
     ``limit_s`` seconds."""
 
     memories: Sequence[MemoryTables] = ()  # the node's memory for the cache, if its ranks share one
+    sample_s = math.inf  # seconds for the first sample, once the child has made it; see ``tell_sample_time``
 
     def __init__(self, fn: Callable[[], object], limit_s: float, waits: bool = False) -> None:
         """``waits``: a batch waits for the trial, so it does not yield to other processes."""
@@ -116,12 +120,15 @@ class Trial:
                 self.close()
                 return True
             self._parts.append(part)
+            if part.startswith(TIME_MARK) and len(self._parts) == 1:
+                self.sample_s = TIME.unpack_from(part)[1]
+                self._parts = [part[TIME.size :]]
         return False
 
     def result(self) -> Any:
         """Returns the function's result. Call only after ``wait`` returned True. Raises UsageError if the function
         raised an error or the child died."""
-        if not self._parts:
+        if not any(self._parts):
             raise UsageError(self._ended)
         try:
             kind, value = pickle.loads(b"".join(self._parts))
@@ -167,7 +174,16 @@ def run_isolated(fn: Callable[[], T], limit_s: float = 60.0, waits: bool = False
         trial.close()
 
 
+def tell_sample_time(seconds: float) -> None:
+    """Tells the parent of this child how long a sample took, the first time. Elsewhere it does nothing."""
+    global _writer
+    if _writer >= 0:
+        os.write(_writer, TIME.pack(TIME_MARK, seconds))
+        _writer = -1
+
+
 def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> None:
+    global _writer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     _end_after(limit_s)
     processes.die_with_parent()
@@ -179,6 +195,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
     try:
         _record_looks()
         _unshare(writer)
+        _writer = writer
         warnings.showwarning = lambda *_, **__: None
         # A handler may be the script's.
         logging.Logger.handle = lambda *_: os.write(_output, b"logged")  # type: ignore[assignment,method-assign]
@@ -215,6 +232,7 @@ _read: dict[str, None] = {}
 _places: dict[str, set[str]] = {}
 _unpickled: set[tuple[str, str]] = set()
 _output = -1
+_writer = -1  # of this child's pipe to its parent
 
 
 def output_size() -> int:

@@ -30,7 +30,7 @@ from .aliases import share_memory
 from .callee import Call, call_of
 from .executed_code import Executed, in_worker, written_by, written_through_locals
 from .inputs import Inputs
-from .isolate import output_size
+from .isolate import output_size, tell_sample_time
 from .plan import globals_now
 from .store.encode import CacheError
 from .switches import names_stored
@@ -185,6 +185,7 @@ class TrialSamples:
                     break
             else:
                 raise e
+        tell_sample_time(self.sample_s)
         self.generators = find_generators(self.dataset)  # some are created on first use
         before = Fingerprint(self.dataset)
         self.opened, self.settled = unopened.opened(before), unopened.settled(before)

@@ -7,10 +7,9 @@ from collections.abc import Collection
 
 from torch.utils.data import IterableDataset
 
-from ..core.dataset_tree import without_subsets
 from ..core.errors import UsageError
 from ..core.types import Attributes, Index, MapDataset, Sample
-from . import own_caches, subsets
+from . import own_caches
 from .collated import Collated
 from .inputs import Inputs
 from .isolate import run_isolated
@@ -61,7 +60,7 @@ class Split:
         self.dataset = dataset  # the whole
         if found is None:
             try:
-                found = run_isolated(lambda: _trial(dataset, changing), 2 * LIMIT_S)
+                found = run_isolated(lambda: find_plan(dataset, LIMIT_S, changing), 2 * LIMIT_S)
             except UsageError as e:
                 found = TrialResult(None, [], str(e))
         if found.plan is None and found.memo is None:
@@ -130,21 +129,6 @@ class Split:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
-
-
-def _trial(dataset: MapDataset, changing: Collection[str]) -> TrialResult:
-    """Runs a trial. That of a collate function needs batches, so it comes after one of its loader's dataset, which also
-    shows what making samples changes."""
-    if not isinstance(dataset, Collated):
-        return find_plan(dataset, LIMIT_S, changing)
-    loader = dataset.loader()
-    if loader is None:
-        raise UsageError("no loader is left that makes batches for it")
-    of, sampler = loader.dataset, loader._index_sampler
-    whole = find_plan(without_subsets(of), LIMIT_S, changing, subsets.for_trial(of), sampler, dataset.collate_fn)
-    if whole.collate is None:
-        raise UsageError("the trial run found no call in it that is worth caching")
-    return whole.collate
 
 
 def split(dataset: MapDataset) -> Split:

@@ -85,6 +85,8 @@ class TrialResult(NamedTuple):
     may_print: bool = False  # the user's code names functions that print, log or write
     may_draw: bool = False  # the user's code names drawing functions, perhaps not used by each sample
     sources: Sequence[str] = ()  # source files of rewritten functions
+    compare_s: float = 0.0  # seconds to digest the values that samples may depend on
+    begin_s: float = 0.0  # seconds to digest them and to look for files, when a cache begins
     collate_s: float = 0.0  # collate time per sample; 0 if unknown
     collate: TrialResult | None = None  # cached calls of the loader's collate function; None if there are none
 
@@ -126,14 +128,19 @@ def _changed_by(samples: TrialSamples) -> set[str]:
 def _described(samples: TrialSamples, limit_s: float, changing: Collection[str]) -> TrialResult:
     """Runs the trial, and adds what is known about the samples."""
     dataset = samples.dataset
+    began = time.thread_time()
     inputs = Inputs(dataset)
+    compared = time.thread_time()
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
+    begin_s = time.thread_time() - began
     known = set(sys.modules)
     found = _found(samples, time.monotonic() + limit_s, changing)
     found = _with_writes(found, samples)
     is_stateless = not (found.may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
     # What native objects keep is seen in what they pickle to.
+    later_began = time.thread_time()
     later = Inputs(dataset)
+    compare_s = min(compared - began, time.thread_time() - later_began)  # a child's first look copies memory
     is_stateless = is_stateless and not (inputs.why_incomplete({}) or inputs.changes(later))
     is_kept = found.plan is not None or found.memo is not None  # ``samples.assigned`` is then known already
     nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
@@ -151,6 +158,8 @@ def _described(samples: TrialSamples, limit_s: float, changing: Collection[str])
         draws=samples.draws,
         may_print=samples.may_print,
         may_draw=samples.may_draw,
+        compare_s=compare_s,
+        begin_s=begin_s,
         sources=sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten}),
     )
 

@@ -76,7 +76,7 @@ class ValueDigests(ABC):
         self._depends_on_gradients = False  # holds tensors with requires_grad, so whether gradients are enabled matters
         self._shared = shared
         self._across_runs = across_runs
-        self._bytes = 0
+        self.nbytes = 0
         # By id: a number, the object (kept alive so that its id is not reused), and the path where it was found.
         self._seen: dict[int, tuple[int, object, str]] = {}
 
@@ -219,8 +219,8 @@ class ValueDigests(ABC):
         return self._opaque_entry(path, x)
 
     def _bytes_token(self, data: Held) -> bytes:
-        self._bytes += len(data)
-        if self._bytes > MOST_BYTES:
+        self.nbytes += len(data)
+        if self.nbytes > MOST_BYTES:
             self.opaque["."] = f"it holds more than {MOST_BYTES >> 30} GB, which takes too long to compare"
             return b"too many"
         return hashlib.blake2b(data, digest_size=16).digest()

@@ -51,6 +51,7 @@ from ..sampling.worker_init import only_seeds
 from ..staging.inputs import Inputs
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
+from ..staging.trial import TrialResult
 from ..staging.users_code import names_in
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
@@ -71,9 +72,12 @@ WAIT_S = 1.0  # before the first batch; a longer trial continues beside the firs
 # The same for remote storage, where the trial's samples and the first epoch both take long; and for a stream, or for
 # persistent workers of a class with its own iterators: they keep the dataset that they are started with.
 LONG_WAIT_S = 4.0
-MOST_VAIN_S = 4.0  # spent waiting for trials that did not end: a script may recreate its dataset each epoch
+MOST_VAIN_S = 2.0  # spent waiting for trials that did not end: a script may recreate its dataset each epoch
+MOST_LOST = 3  # trials that did not end before the script dropped their datasets
+TOO_SHORT = "the script drops its datasets before a trial run has ended"
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
 MOST_DATASETS = 8  # remembered at most
+MOST_LEFT_BYTES = 64 << 20  # held by a cached dataset that the script has dropped, in case it makes the same one again
 BY_SCRIPT = "; cached batches are loaded in the script's own process where that is faster"
 TAKEN_OVER = "; workers took over where that failed but they succeeded:"
 WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
@@ -83,6 +87,7 @@ _NEXT = {_BaseDataLoaderIter.__next__.__code__, _SingleProcessDataLoaderIter._ne
 _datasets: list[ManagedDataset] = []
 _entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader name
 _vain: list[float] = []  # seconds spent waiting for trials that did not end
+_lost: list[int] = []  # an item for each trial that ended because the script dropped its dataset
 _with_gradients: set[bool] = set()  # whether gradients were enabled when epochs began; holds both values seen
 _made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # loaders that have not been iterated yet
 
@@ -146,7 +151,7 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
         state.changed = ScriptChanges(loader, known.found, known.staged)
         applied_to(loader).given_for = applied_to(loader).given_for or state.changed
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
-    in_script = known.is_for_script(loader)  # before the plan: it begins the epoch
+    in_script = known.is_for_script(loader)
     make = known.without_workers(loader, collate_fn) if in_script else engine.get_iterator
     return EpochChoice(staged, collate_fn, known.late_plan(loader), make)
 
@@ -198,11 +203,9 @@ def cache_alone(applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractC
     with _left_as_it_is(loader):
         managed = _manage(loader, applied, f"kept {int(loader.num_workers)}: its class has its own iterators")
         collate_fn = managed.collate_for(loader)
-        if managed.staged is not None:
-            managed.staged._begin()
-            staged = managed.staged_for(loader)
-            if loader.persistent_workers and staged is not None:
-                applied_to(loader).has_cache_in_workers = True
+        staged = managed.staged_for(loader)
+        if loader.persistent_workers and staged is not None:
+            applied_to(loader).has_cache_in_workers = True
     return engine.with_dataset(loader, staged, None, collate_fn)
 
 
@@ -257,7 +260,6 @@ def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
         staged = known.staged_for(loader)
     if known.staged is None:
         return None
-    known.staged._begin()
     out = copy.copy(stream)
     vars(out)[name] = staged
     return out
@@ -272,7 +274,8 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     is_far_away = known.waited_s == 0 and is_far(loader.dataset)
     is_long = loader._dataset_kind != 0 or is_far_away or (bool(why_own_count) and loader.persistent_workers)
     waits_s = LONG_WAIT_S if is_long else WAIT_S
-    is_first = known.waited_s == 0 and sum(_vain) < MOST_VAIN_S
+    known.begin_epoch(loader)
+    is_first = (known.waited_s == 0 or known.is_fresh) and sum(_vain) < MOST_VAIN_S
     known.take_result(waits_s if is_first else 0)
     if is_first and known.trial is not None:
         _vain.append(known.waited_s)
@@ -297,10 +300,16 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
     before = next((x for x in same if x.has_served(asked)), None)
     known = before if len(same) == 1 and before else next((x for x in same if x.is_unchanged()), before)
     if known is None:
+        left = [known for known in _datasets if known.is_left and known.nbytes > MOST_LEFT_BYTES]
+        if left:
+            refresh()
+        for known in left:
+            known.release()
+        _lost.extend(0 for known in _datasets if known.is_lost)
         _datasets[:] = [known for known in _datasets if known.dataset is not None]
         if len(_datasets) == MOST_DATASETS:
             _datasets.pop(0).end_trial()
-        known = ManagedDataset(loader, may_try=not _is_trying())
+        known = ManagedDataset(loader, not _is_trying(), TOO_SHORT if len(_lost) >= MOST_LOST else "")
         _datasets.append(known)
     elif known.waits and not _is_trying():
         known.start_trial()
@@ -347,28 +356,32 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     guess, why = first_guess(loader)
     if own >= guess:
         return own, f"kept {own}: {why}"
-    stays = _why_own_count(loader)
-    if stays:
-        return own, f"kept {own}: {stays}"
     if found is None:
         return own, f"kept {own}: {known.reason}"
     if own:
-        return (own, f"kept {own}: loading a sample may change data that others read") if found.writes else (guess, why)
+        stays = _why_own_count(loader) or ("loading a sample may change data that others read" if found.writes else "")
+        return (own, f"kept {own}: {stays}") if stays else (guess, why)
+    cannot = _why_given_none(loader, known, found, guess)
+    return (0, f"kept 0: {cannot}") if cannot else (guess, why)
+
+
+def _why_given_none(loader: LoaderLike, known: ManagedDataset, found: TrialResult, workers: int) -> str:
+    """Why a loader without workers gets none; "" if it gets ``workers``."""
     if not 0 < found.sample_s < math.inf:
-        return 0, f"kept 0: {found.why_not}"
+        return found.why_not
     plan, size = found.plan, loader.batch_size or 1
     cannot = found.only_in_workers or state_of(loader).no_workers or why_not(loader, threads=True)
     if cannot:
-        return 0, f"kept 0: {cannot}"
+        return cannot
     if known.own_cache:
-        return 0, f"kept 0: the dataset caches samples in {known.own_cache}, where the script may look"
+        return f"the dataset caches samples in {known.own_cache}, where the script may look"
     served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
     is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
     if is_tiny and not collates_long(loader):
-        return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
-    cannot = why_none(loader, found, guess) or why_other_bits(loader)
+        return f"a batch takes {served_s * size * 1e3:.2g} ms"
+    cannot = _why_own_count(loader) or why_none(loader, found, workers) or why_other_bits(loader)
     known.set_threads_matter(bool(cannot))
-    return (0, f"kept 0: {cannot}") if cannot else (guess, why)
+    return cannot
 
 
 def _functions_of(loader: LoaderLike) -> Iterable[types.FunctionType]:

@@ -90,14 +90,16 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
     for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         if sampler is not None and not type(sampler).__module__.startswith("torch.utils.data."):
             return f"{type(sampler).__name__} is the script's own, and workers would ask it for batches ahead of time"
-    drawn = _drawn(loader, found)
-    if drawn:
-        return drawn
-    compare = ScriptChanges(loader, found)
-    if not compare.is_complete:
-        return "whether the script changes data between batches cannot be seen"
     batch_s = (found.sample_s + found.collate_s) * (loader.batch_size or 1) / workers
-    took_s = min(_seconds(compare) for _ in range(3))
+    took_s = found.compare_s
+    if took_s <= MOST_SHARE * batch_s:  # by the trial
+        drawn = _drawn(loader, found)
+        if drawn:
+            return drawn
+        compare = ScriptChanges(loader, found)
+        if not compare.is_complete:
+            return "whether the script changes data between batches cannot be seen"
+        took_s = min(_seconds(compare) for _ in range(3))  # with the collate function
     if took_s <= MOST_SHARE * batch_s:
         return ""
     return (

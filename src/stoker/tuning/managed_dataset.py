@@ -50,6 +50,14 @@ if TYPE_CHECKING:
     from ..staging.store.memory import MemoryTables
 
 LIMIT_S = 30.0  # for a trial
+WAIT_SHARE = 0.5  # of an epoch: longer waiting for a trial costs more than another epoch without a cache, except for
+LEAST_WAIT_S = 0.25  # which is also the limit as long as the time of a sample is not known, if digesting the dataset
+MUCH_S = 0.02  # takes longer than this: the trial does so, too, before it loads a sample
+LOOK_S = 0.01  # between two looks at what is known of an epoch's time
+# of what a cache saves in an epoch: this much may comparing what samples depend on take before each epoch,
+MOST_COMPARE_SHARE = 0.5
+MOST_BEGIN_SHARE = 1.0  # and finding what they depend on, once; less than
+LITTLE_S = 0.05  # does not matter
 FEWEST_SAMPLES = 8  # smaller datasets get no trial
 LEAST_GAIN = 2.0  # minimum ratio between making the first part of a sample and copying it from memory
 LEAST_GAIN_S = 50e-6  # minimum saving in seconds
@@ -61,18 +69,24 @@ LEAST_SHARE = 0.05  # of a dataset that must fit into the cache
 
 class ManagedDataset:
     """The dataset of one of the script's loaders, and what is known about it. Without a cache, the dataset is
-    referenced only weakly: once the script drops it, its trial ends. ``may_try``: no other trial runs."""
+    referenced only weakly: once the script drops it, its trial ends. ``may_try``: no other trial runs. ``why_not``: why
+    there is no trial."""
 
-    def __init__(self, loader: LoaderLike, may_try: bool = True) -> None:
+    def __init__(self, loader: LoaderLike, may_try: bool = True, why_not: str = "") -> None:
         asked = loader.dataset
         dataset = without_subsets(asked)
         self._dataset = _weakly(dataset)
         self._length = len(dataset)
         self._samples = len(asked)  # number that one loader requests
+        self._workers = max(1, int(loader.num_workers))
         self._served: deque[Callable[[], MapDataset | None]] = deque(maxlen=MOST_SERVED)
         self._indices = subsets.for_trial(asked)
         self._loader = weakref.ref(loader)
         self._end_trial: Callable[[], object] = lambda: None
+        self._last_report: JsonObject | None = None
+        self.nbytes = 0  # of what it holds
+        self._digest_s = 0.0  # seconds that digesting the dataset took here
+        self._collate_fn: Callable[..., Batch] | None = None  # of the trial that has not ended
         self.found: TrialResult | None = None  # the trial's result
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
@@ -95,7 +109,9 @@ class ManagedDataset:
         self.waits = False  # waits until no other trial runs
         self._is_second = False  # the first trial could not load any sample
         self._threads_matter = True  # see ``set_threads_matter``
-        if hasattr(type(dataset), "_stoker_batches"):
+        if why_not:
+            self.reason = why_not
+        elif hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is already staged"
         elif len(dataset) < FEWEST_SAMPLES:
             self.reason = f"{len(dataset)} samples are too few for a trial run"
@@ -118,11 +134,13 @@ class ManagedDataset:
             return
         sampler = () if loader is None else loader._index_sampler
         is_users = loader is not None and loader._auto_collation and not is_plain(loader.collate_fn)
-        collate_fn = loader.collate_fn if loader is not None and is_users else None
+        self._collate_fn = fn = loader.collate_fn if loader is not None and is_users else None
         try:
-            self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler, collate_fn)
+            self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler, fn)
             self.reason = "the trial run has not finished yet"
+            forked = time.monotonic()
             self._looked_at = Inputs(dataset).let_go(dataset)  # in parallel with the trial
+            self._digest_s, self.nbytes = time.monotonic() - forked, self._looked_at.nbytes
             with contextlib.suppress(TypeError):
                 gone = weakref.finalize(dataset, self.trial.close)
                 gone.atexit = False
@@ -131,14 +149,29 @@ class ManagedDataset:
             self.reason = f"cannot start a process for the trial run: {e}"
         self.start_s += time.monotonic() - began
 
+    def begin_epoch(self, loader: LoaderLike) -> None:
+        """Ends a cache if what it was made from has changed, and starts another trial, for this loader."""
+        self._loader = weakref.ref(loader)
+        for staged in filter(None, (self.staged, self.collated)):
+            if self.is_single_pass or staged.begin_first():
+                continue
+            if staged is self.staged:
+                self.staged, self._dataset = None, _weakly(staged.dataset)
+            else:
+                self.collated = None
+            if self._discards.too_many:
+                self.reason = "it changes before each epoch"
+            elif self.trial is None:
+                self.start_trial()
+
     def take_result(self, seconds: float) -> None:
-        """Takes the trial's result, waiting at most ``seconds``. Starts another trial if the script has changed the
-        dataset since this one began."""
+        """Takes the trial's result, waiting at most ``seconds``, and not longer than ``WAIT_SHARE`` of an epoch. Starts
+        another trial if the script has changed the dataset since this one began."""
         if self.trial is None:
             return
         began = time.monotonic()
         with self._lock:
-            while self.trial is not None and self.trial.wait(max(0.0, began + seconds - time.monotonic())):
+            while self.trial is not None and self._has_ended(self.trial, began, seconds):
                 trial, self.trial = self.trial, None
                 self.end_trial()
                 try:
@@ -147,6 +180,18 @@ class ManagedDataset:
                     self.reason = str(e)
         self.waited_s += time.monotonic() - began
         self.is_fresh = False
+
+    def _has_ended(self, trial: Trial, began: float, seconds: float) -> bool:
+        """Waits for a trial, and returns whether it has ended."""
+        while True:
+            limit_s = max(LEAST_WAIT_S, WAIT_SHARE * trial.sample_s * self._samples / self._workers)
+            if math.isinf(trial.sample_s) and self._digest_s > MUCH_S:
+                limit_s = LEAST_WAIT_S
+            left = began + min(seconds, limit_s) - time.monotonic()
+            if trial.wait(max(0.0, min(left, LOOK_S))):
+                return True
+            if left <= 0:
+                return False
 
     @property
     def is_trying(self) -> bool:
@@ -173,7 +218,7 @@ class ManagedDataset:
         if not changes:
             self.found = found
             self.reason = self.reason if found is None else self._stage(found, trial.memories)
-            self._stage_collate(found, self._loader())
+            self._stage_collate(found)
             return
         self._discards.add(changes)
         if self._discards.too_many:
@@ -218,12 +263,16 @@ class ManagedDataset:
         kept = found.plan or found.memo
         if kept is None:
             return found.why_not
+        if self.staged is not None:
+            return ""  # only its collate function was tried again
         why = "" if found.plan is None else why_it_does_not_pay(found.plan)
+        why = why or self._why_comparing_does_not_pay(found)
         if why:
             return f"{why}; not more, because {found.why_not}" if found.why_not else why
         dataset = self.dataset
         assert dataset is not None  # guaranteed: its loader is calling
-        staged = Staged(dataset, cache="ram", _split=Split(dataset, found), _memories=memories)
+        split = Split(dataset, found)
+        staged = Staged(dataset, cache="ram", _split=split, _memories=memories, _discards=self._discards)
         nbytes = kept.nbytes * self._samples
         if staged.account.budget < LEAST_SHARE * nbytes:
             return f"it would not fit: {nbytes / 1e9:,.1f} GB"
@@ -233,6 +282,19 @@ class ManagedDataset:
         self.staged = staged
         self._dataset = lambda: dataset
         return ""
+
+    def _why_comparing_does_not_pay(self, found: TrialResult) -> str:
+        """Why a cache costs more than it saves in short epochs; "" if it does not."""
+        plan, memo = found.plan, found.memo
+        later_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
+        saved_s = (found.sample_s - later_s) * self._samples / self._workers
+        costs = (found.compare_s, MOST_COMPARE_SHARE), (found.begin_s, MOST_BEGIN_SHARE)
+        if all(cost_s <= max(LITTLE_S, share * saved_s) for cost_s, share in costs):
+            return ""
+        return (
+            f"caching would not pay off: to find what samples depend on takes {found.begin_s:,.2g} s, to compare it "
+            f"before each epoch {found.compare_s:,.2g} s, and the cache would save {saved_s:,.2g} s in an epoch"
+        )
 
     def set_threads_matter(self, matter: bool) -> None:
         """Sets whether samples may have other bits with one native thread than with those of the script's process."""
@@ -255,15 +317,17 @@ class ManagedDataset:
         except (StokerError, OSError) as e:
             self.why_not_kept = str(e)
 
-    def _stage_collate(self, found: TrialResult | None, loader: LoaderLike | None) -> None:
+    def _stage_collate(self, found: TrialResult | None) -> None:
         """Stages the collate function of the loader for which the trial ran."""
+        collate_fn, self._collate_fn = self._collate_fn, None
         # A collate function that draws from its own generator is copied for each emulated worker, so it gets no cache.
-        if found is None or found.collate is None or loader is None:
+        if found is None or found.collate is None or collate_fn is None:
             return
-        if not find_generators(loader.collate_fn):
+        if not find_generators(collate_fn):
             with contextlib.suppress(UsageError):  # it reads something that cannot be compared
-                collated = Collated(loader.collate_fn, self._length)
-                self.collated = Staged(collated, cache="ram", _split=Split(collated, found.collate))
+                collated = Collated(collate_fn, self._length)
+                split = Split(collated, found.collate)
+                self.collated = Staged(collated, cache="ram", _split=split, _discards=self._discards)
                 self.collated.set_threads_matter(self._threads_matter)
 
     def collate_for(self, loader: LoaderLike) -> Callable[..., Batch] | None:
@@ -273,10 +337,6 @@ class ManagedDataset:
         if collated is None or loader.persistent_workers or collated.dataset.collate_fn != loader.collate_fn:
             return None
         if self.is_single_pass or self._changed_by(loader, [loader.worker_init_fn], collated):
-            return None
-        collated.dataset.loader = weakref.ref(loader)  # a script may make one for each epoch
-        collated._begin()
-        if self._changed_by(loader, [loader.worker_init_fn], collated):  # a new cache may read something else
             return None
         filled = collated.account.filled
         if filled > (1 + NEW_CALLS) * self._filled_before > 0:
@@ -316,6 +376,24 @@ class ManagedDataset:
                     written |= set().union(*(written_by(f) for f in Inputs(fn).functions.values()))
             known = self._written[id(loader), len(asked)] = written
         return min(known if split.reads is None else known & split.reads, default="")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the script dropped the dataset before its trial had ended."""
+        return self.dataset is None and self.found is None and self._last_report is None and not self.waits
+
+    @property
+    def is_left(self) -> bool:
+        """Whether no loader of the script is left that a cached dataset was made for."""
+        return self.staged is not None and self._loader() is None
+
+    def release(self) -> None:
+        """Drops the dataset and its cache; the report stays."""
+        self._last_report = self.report()
+        self.end_trial()
+        self.staged = self.collated = self.trial = None
+        self._dataset = lambda: None
+        self._served.clear()
 
     def is_same(self, dataset: MapDataset) -> bool:
         """Whether another dataset is the same object, or a recreated one with the same content."""
@@ -363,10 +441,8 @@ class ManagedDataset:
         if is_filled and applied.only_in_workers is None:
             applied.only_in_workers = found.only_in_workers or why_not(loader)
         may = is_filled and not applied.only_in_workers
-        if applied.epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
-            return False
-        staged._begin()
-        return staged.usable and staged.account.filled > 0
+        maker = applied.epochs.choose(state_of(loader).metrics.by_epoch, may)
+        return maker is Maker.SCRIPT and staged.account.filled > 0
 
     def _filled(self, staged: Staged, loader: LoaderLike) -> tuple[int, int]:
         """Number of a loader's samples in the cache, and their total; for cached calls, all results and the
@@ -410,6 +486,8 @@ class ManagedDataset:
 
     def report(self) -> JsonObject:
         """The cache's part of the report, without empty entries."""
+        if self._last_report is not None:
+            return self._last_report
         out: JsonObject = {"why_not": self.reason, "samples": self._length}
         if self.collated is not None and self.collated.usable and self.collated.account.filled:
             out["collate"] = "; ".join(row.name for row in self.collated.split.rows) if self.collated.split else ""

@@ -1,0 +1,156 @@
+"""What ``--apply`` does not do where it would cost more than an epoch takes."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from stoker.core.warn import StokerWarning
+from stoker.staging.isolate import Trial
+from stoker.staging.trial import TrialResult
+from stoker.tuning import apply, managed_dataset
+from tests.tuning.conftest import put_behind_apply
+
+N = 24
+
+
+class Loader(DataLoader[Any]):
+    """What ``--apply`` is put behind."""
+
+
+@pytest.fixture(autouse=True)
+def _applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_behind_apply(Loader, monkeypatch)
+
+
+class Data(Dataset[Any]):
+    """Samples of about half a millisecond."""
+
+    def __init__(self, add: float = 0.0) -> None:
+        self.add = add
+        self.table = np.zeros(10_000)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        x = np.arange(2000, dtype=np.float64) + i
+        for _ in range(40):
+            x = np.log(np.exp(x / 5000)) * 5000
+        return torch.from_numpy(x) + self.add + self.table[i]
+
+
+def known(loader: DataLoader[Any]) -> managed_dataset.ManagedDataset:
+    return next(x for x in apply._datasets if x.dataset is loader.dataset)
+
+
+@pytest.mark.parametrize(
+    ("sample_s", "digest_s", "waited_s"),
+    [(1.0, 0.0, 5.0), (0.1, 0.0, 0.5 * 0.1 * N), (0.001, 0.0, 0.25), (math.inf, 0.0, 5.0), (math.inf, 0.1, 0.25)],
+)
+def test_a_trial_is_waited_for_half_an_epoch_at_most(
+    monkeypatch: pytest.MonkeyPatch, sample_s: float, digest_s: float, waited_s: float
+) -> None:
+    monkeypatch.undo()
+    now = [0.0]
+    monkeypatch.setattr(managed_dataset, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def wait(seconds: float) -> bool:
+        now[0] += seconds or 1e-6
+        return False
+
+    trial: Any = SimpleNamespace(sample_s=sample_s, wait=wait)
+    managed: Any = SimpleNamespace(_samples=N, _workers=1, _digest_s=digest_s)
+    assert not managed_dataset.ManagedDataset._has_ended(managed, trial, 0.0, 5.0)
+    assert now[0] == pytest.approx(waited_s, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("compare_s", "begin_s", "pays"), [(0.01, 0.01, True), (0.4, 0.9, True), (0.6, 0.9, False), (0.4, 1.1, False)]
+)
+def test_what_comparing_costs_is_weighed_against_what_an_epoch_gains(
+    monkeypatch: pytest.MonkeyPatch, compare_s: float, begin_s: float, pays: bool
+) -> None:
+    monkeypatch.undo()
+    memo: Any = SimpleNamespace(served_s=0.0)
+    found = TrialResult(None, [], "", sample_s=1 / N, memo=memo, compare_s=compare_s, begin_s=begin_s)
+    managed: Any = SimpleNamespace(_samples=N, _workers=1)
+    assert (managed_dataset.ManagedDataset._why_comparing_does_not_pay(managed, found) == "") is pays
+
+
+def test_a_trial_tells_what_comparing_costs_and_how_long_a_sample_takes() -> None:
+    loader = Loader(Data(), batch_size=4)
+    list(loader)
+    found = known(loader).found
+    assert found is not None
+    assert 0 < found.compare_s <= found.begin_s
+    trial = managed_dataset.start_trial(Data(), 30.0)
+    assert trial.wait(30.0)
+    assert 0 < trial.sample_s < 5
+    assert trial.result().plan is not None
+
+
+def test_after_a_change_another_trial_runs_beside_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Data()
+    loader = Loader(data, batch_size=4, num_workers=1)
+    for _ in range(2):
+        list(loader)
+    assert known(loader).staged is not None
+    wait, is_over = Trial.wait, [False]
+    monkeypatch.setattr(Trial, "wait", lambda trial, s: is_over[0] and wait(trial, s))
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    data.table[7] = 3
+    with pytest.warns(StokerWarning, match="Cache discarded, the dataset changed: table"):
+        batches = list(loader)
+    assert torch.equal(torch.cat(batches), torch.stack([data[i] for i in range(N)]))
+    assert known(loader).staged is None
+    assert known(loader).trial is not None
+    is_over[0] = True
+    monkeypatch.setattr(apply, "WAIT_S", 60.0)
+    for _ in range(2):
+        batches = list(loader)
+    assert torch.equal(torch.cat(batches), torch.stack([data[i] for i in range(N)]))
+    staged = known(loader).staged
+    assert staged is not None
+    assert staged.account.filled == N
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_a_large_dataset_goes_when_the_script_has_dropped_it(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(apply, "MOST_LEFT_BYTES", most)
+    loader = Loader(Data(), batch_size=4)
+    list(loader)
+    first = weakref.ref(known(loader))
+    dataset = weakref.ref(loader.dataset)
+    assert first().staged is not None  # type: ignore[union-attr]
+    del loader
+    gc.collect()
+    again = Loader(Data(2.0), batch_size=4)
+    list(again)
+    gc.collect()
+    assert (dataset() is None) is (most == 0)
+    apply.refresh()
+    assert [bool(entry["cache"].get("kept")) for entry, _, _ in apply._entries.values()] == [True]
+    assert torch.equal(torch.cat(list(again)), torch.stack([again.dataset[i] for i in range(N)]))
+
+
+def test_a_script_that_drops_its_datasets_at_once_gets_no_more_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Trial.wait
+    monkeypatch.setattr(Trial, "wait", lambda trial, s: False)
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    for k in range(apply.MOST_LOST + 1):
+        list(Loader(Data(k), batch_size=4))
+        gc.collect()
+    monkeypatch.setattr(Trial, "wait", wait)
+    loader = Loader(Data(), batch_size=4)
+    list(loader)
+    assert known(loader).reason == apply.TOO_SHORT
+    assert known(loader).trial is None
