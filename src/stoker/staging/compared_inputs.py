@@ -14,8 +14,8 @@ IMPORTED = "imported"
 class ComparedInputs(ValueDigests):
     """Entries by path, ``dataset[0].labels``, that can be compared with later ones of the same object."""
 
-    def __init__(self, shared: bool, across_runs: bool) -> None:
-        super().__init__(shared, across_runs)
+    def __init__(self, shared: bool, across_runs: bool, digests: bool = True) -> None:
+        super().__init__(shared, across_runs, digests)
         self.entries: dict[str, Entry] = {}
 
     def changes(self, later: ComparedInputs, opened: dict[str, Entry] | None = None) -> list[str]:

@@ -118,6 +118,13 @@ class _Sink:
         self.nbytes += len(data)
 
 
+class _NoHash(_Sink):
+    """Hashes nothing."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+
 class Inputs(ComparedInputs):
     """What making a sample may currently read.
 
@@ -144,12 +151,13 @@ class Inputs(ComparedInputs):
         shared: bool = True,
         ignored: Collection[str] = (),
         across_runs: bool = False,
+        digests: bool = True,
     ) -> None:
         """``functions``: further user functions that run; ``names``: attributes that code may read, None for any;
         ``skip``: paths to ignore, with everything below them; ``held``: further values, by name; ``shared``: whether
         memory that processes share counts; ``ignored``: names of attributes and globals to ignore; ``across_runs``:
-        prepare for ``keys``, which takes longer."""
-        super().__init__(shared, across_runs)
+        prepare for ``keys``, which takes longer; ``digests``: whether values are digested, or only looked through."""
+        super().__init__(shared, across_runs, digests)
         self.functions: dict[int, types.FunctionType] = {}
         self._names = names
         self._skip = skip
@@ -524,7 +532,7 @@ class Inputs(ComparedInputs):
 
     def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
         """Digest of a value and all it contains. ``plain``: raises _NotPlain at the first object that is not plain."""
-        sink = _Sink()
+        sink = _Sink() if self._digests else _NoHash()
         pickler = (_FlatAcrossRuns if self._across_runs else _Flat)(self, sink, plain, path)
         pickler.dump(x)
         self.nbytes += sink.nbytes
@@ -629,3 +637,8 @@ def _repr_of_library(x: Held) -> str:
 def _named(x: Held) -> object:
     """Identity of a function or class whose parts have entries already."""
     return token_of_code(x.__code__) if isinstance(x, types.FunctionType) else qualified_name(x)
+
+
+def functions_of(dataset: object, more: Collection[object] = ()) -> list[types.FunctionType]:
+    """The user's functions that may run while a dataset makes samples. ``more``: as in ``Inputs``."""
+    return list(Inputs(dataset, more, digests=False).functions.values())

@@ -29,7 +29,7 @@ from . import own_caches
 from .aliases import share_memory
 from .callee import Call, call_of
 from .executed_code import Executed, in_worker, written_by, written_through_locals
-from .inputs import Inputs
+from .inputs import Inputs, functions_of
 from .isolate import output_size, tell_sample_time
 from .plan import globals_now
 from .store.encode import CacheError
@@ -155,7 +155,7 @@ class TrialSamples:
 
     @functools.cached_property
     def _caches(self) -> list[functools._lru_cache_wrapper[object]]:
-        return Inputs(self.dataset).caches
+        return Inputs(self.dataset, digests=False).caches
 
     def seed_as_wholes(self) -> RandomState:
         """Sets the random states under which samples are made as a whole."""
@@ -235,7 +235,7 @@ class TrialSamples:
         if not grown or self.by_batch:
             return
         # A cache whose items are modified later holds more than loaded data.
-        changed = set().union(*map(written_through_locals, Inputs(self.dataset).functions.values()))
+        changed = set().union(*map(written_through_locals, functions_of(self.dataset)))
         if any(path[-1] in changed for path in grown):
             return
         sample_s = self.sample_s
@@ -350,7 +350,7 @@ class TrialSamples:
     ) -> Iterator[types.FunctionType]:
         """Yields the user's functions whose names are mentioned, in any branch, by code that may run, and those whose
         names begin with ``special``. Adds the names that they mention to ``names``."""
-        waiting = [fn for fn in Inputs(self.dataset).functions.values() if fn not in without]
+        waiting = [fn for fn in functions_of(self.dataset) if fn not in without]
         while found := [fn for fn in waiting if fn.__name__ in names or (special and fn.__name__.startswith(special))]:
             yield from found
             waiting = [fn for fn in waiting if fn not in found]
@@ -378,7 +378,7 @@ class TrialSamples:
             return MadeFrom(set(), set(), False)
         names = set(reads)
         makes = list(self._may_run(names, without=without))
-        others = [fn for fn in Inputs(self.dataset).functions.values() if fn not in makes]
+        others = [fn for fn in functions_of(self.dataset) if fn not in makes]
         inside, outside = (_stored_by(functions) for functions in (makes, others))
         first = self._first
         if not made <= (inside - outside).union(stored):
@@ -443,7 +443,7 @@ class TrialSamples:
 
     @functools.cached_property
     def _executed(self) -> Executed:
-        code = Executed(self.dataset, Inputs(self.dataset).objects)
+        code = Executed(self.dataset, Inputs(self.dataset, digests=False).objects)
         self.seed_anew()
         code.run(lambda: self.make(self.loaded[0]))
         return code

@@ -48,7 +48,7 @@ from ..loader.auto.limits import first_guess
 from ..loader.describe import name_of
 from ..loader.loader_state import state_of
 from ..sampling.worker_init import only_seeds
-from ..staging.inputs import Inputs
+from ..staging.inputs import functions_of
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
 from ..staging.trial import TrialResult
@@ -386,7 +386,7 @@ def _why_given_none(loader: LoaderLike, known: ManagedDataset, found: TrialResul
 
 def _functions_of(loader: LoaderLike) -> Iterable[types.FunctionType]:
     """The user's functions that make a loader's batches."""
-    return Inputs(loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,)).functions.values()
+    return functions_of(loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,))
 
 
 def _why_own_count(loader: LoaderLike) -> str:

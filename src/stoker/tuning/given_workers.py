@@ -29,7 +29,7 @@ from ..sampling.generators import find_generators
 from ..staging.change_watch import shortly
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
-from ..staging.inputs import Inputs
+from ..staging.inputs import Inputs, functions_of
 from ..staging.store.decode import stored_copy
 from ..staging.trial import TrialResult
 from ..workers.fetcher import is_plain
@@ -159,7 +159,7 @@ def written_by_collate(loader: LoaderLike) -> str:
     """A name that the loader's collate function may change; "" if none."""
     if loader.collate_fn is None or is_plain(loader.collate_fn):
         return ""
-    return min(set().union(*map(written_by, Inputs(loader.collate_fn).functions.values())), default="")
+    return min(set().union(*map(written_by, functions_of(loader.collate_fn))), default="")
 
 
 def _drawn(loader: LoaderLike, found: TrialResult) -> str:

@@ -32,7 +32,7 @@ from ..staging.change_watch import STALE, Discards, shortly
 from ..staging.collated import Collated
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
-from ..staging.inputs import Inputs
+from ..staging.inputs import Inputs, functions_of
 from ..staging.isolate import Trial
 from ..staging.late_plan import LatePlan
 from ..staging.node_cache import start_trial
@@ -373,7 +373,7 @@ class ManagedDataset:
             written: set[str] = set()
             for fn in functions:
                 if fn is not loader.worker_init_fn or not only_seeds(fn):
-                    written |= set().union(*(written_by(f) for f in Inputs(fn).functions.values()))
+                    written |= set().union(*(written_by(f) for f in functions_of(fn)))
             known = self._written[id(loader), len(asked)] = written
         return min(known if split.reads is None else known & split.reads, default="")
 
@@ -391,6 +391,8 @@ class ManagedDataset:
         """Drops the dataset and its cache; the report stays."""
         self._last_report = self.report()
         self.end_trial()
+        for staged in filter(None, (self.staged, self.collated)):
+            staged.close()
         self.staged = self.collated = self.trial = None
         self._dataset = lambda: None
         self._served.clear()

@@ -87,12 +87,9 @@ def line_run_again(calls: bool = False) -> int:
 def thread_of_script() -> str:
     """Returns the name of another thread that is running the script's own code; "" if there is none. In forked workers
     the locks that it holds would stay locked forever, and its later changes would be invisible."""
-    frames = sys._current_frames()
+    frames = _frames_of_others()
     for thread in threading.enumerate():
-        frame = frames.get(thread.ident or 0)
-        if thread is not threading.current_thread() and any(
-            packages.is_users(f.f_code.co_filename) for f in _up(frame)
-        ):
+        if any(packages.is_users(f.f_code.co_filename) for f in _up(frames.get(thread.ident or 0))):
             return thread.name
     return ""
 
@@ -119,8 +116,16 @@ def _is_guard(test: ast.expr) -> bool:
 
 
 def _frames() -> Iterator[FrameType]:
-    for frame in sys._current_frames().values():
+    for frame in (sys._getframe(), *_frames_of_others().values()):
         yield from _up(frame)
+
+
+def _frames_of_others() -> dict[int, FrameType]:
+    """The frames of the other threads. A variable with the own frame would keep all callers' variables alive, loaders
+    and datasets among them, until the next garbage collection."""
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return frames
 
 
 def _up(frame: FrameType | None) -> Iterator[FrameType]:
