@@ -139,12 +139,18 @@ def test_a_large_dataset_goes_when_the_script_has_dropped_it(monkeypatch: pytest
     monkeypatch.setattr(apply, "MOST_LEFT_BYTES", most)
     loader = Loader(Data(), batch_size=4)
     list(loader)
-    first = weakref.ref(known(loader))
-    dataset = weakref.ref(loader.dataset)
-    assert first().staged is not None  # type: ignore[union-attr]
+    first, dataset, ref = known(loader), weakref.ref(loader.dataset), weakref.ref(loader)
+    assert first.staged is not None
+    list(Loader(loader.dataset, batch_size=3))  # another loader of the same dataset, which ends before the first one
+    it = iter(loader)
+    next(it)
     del loader
+    assert ref() is None  # torch's iterators do not refer to their loaders
     again = Loader(Data(2.0), batch_size=4)
     list(again)
+    assert torch.equal(torch.cat(list(it)), torch.stack([Data()[i] for i in range(4, N)]))
+    del it
+    gc.collect()
     assert (dataset() is None) is (most == 0)
     apply.refresh()
     assert [bool(entry["cache"].get("kept")) for entry, _, _ in apply._entries.values()] == [True]

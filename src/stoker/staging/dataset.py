@@ -394,13 +394,6 @@ class Staged(Wrapper):
         if self._kept is not None and self._store is not None:
             self._kept.save(self._store)
 
-    def close(self) -> None:
-        """Frees what this object holds. Its parts refer to each other and would stay until the next garbage
-        collection."""
-        self._save()
-        vars(self._filler).clear()
-        vars(self).clear()
-
     def look_again(self) -> None:
         """Begins an epoch in a persistent worker: checks for changes in memory shared with the parent."""
         self._watch.check_soon()

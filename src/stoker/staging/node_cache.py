@@ -71,16 +71,18 @@ def start_trial(
     indices: Sequence[Index] = (),
     sampler: Iterable[Index] = (),
     collate_fn: Callable[..., Batch] | None = None,
+    alone: bool = False,
 ) -> Trial:
     """Starts a trial of a dataset, or waits for the rank of this node that runs it. When the trial has ended, its
-    ``memories`` are the node's. For other arguments see ``find_plan``. Raises OSError if no process can be started."""
+    ``memories`` are the node's. ``alone``: other ranks do not take part. For other arguments see ``find_plan``. Raises
+    OSError if no process can be started."""
 
     def find() -> TrialResult:
         return find_plan(dataset, limit_s, changing, indices, sampler, None if is_shared else collate_fn)
 
     folder = os.environ.get("STOKER_RUN")
-    is_shared = bool(folder) and resources.ranks() > 1
-    if folder and resources.ranks() > 1:
+    is_shared = bool(folder) and resources.ranks() > 1 and not alone
+    if folder and is_shared:
         with contextlib.suppress(StokerError, OSError):
             name, left_out = _name(dataset)
             meeting, is_first = private_sockets.meet(folder, name, CONNECT_S)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 import os
 import sys
@@ -303,8 +304,9 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
         left = [known for known in _datasets if known.is_left and known.nbytes > MOST_LEFT_BYTES]
         if left:
             refresh()
-        for known in left:
-            known.release()
+            for known in left:
+                known.release()
+            gc.collect()  # the parts of a cached dataset refer to each other
         _lost.extend(0 for known in _datasets if known.is_lost)
         _datasets[:] = [known for known in _datasets if known.dataset is not None]
         if len(_datasets) == MOST_DATASETS:

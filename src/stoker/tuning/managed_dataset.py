@@ -81,7 +81,8 @@ class ManagedDataset:
         self._workers = max(1, int(loader.num_workers))
         self._served: deque[Callable[[], MapDataset | None]] = deque(maxlen=MOST_SERVED)
         self._indices = subsets.for_trial(asked)
-        self._loader = weakref.ref(loader)
+        self._loader = weakref.ref(loader)  # the latest
+        self._loaders = [self._loader]
         self._end_trial: Callable[[], object] = lambda: None
         self._last_report: JsonObject | None = None
         self.nbytes = 0  # of what it holds
@@ -126,8 +127,8 @@ class ManagedDataset:
         """The dataset; None once the script has dropped it."""
         return self._dataset()
 
-    def start_trial(self) -> None:
-        """Starts a trial, which looks for parts of samples to cache."""
+    def start_trial(self, alone: bool = False) -> None:
+        """Starts a trial, which looks for parts of samples to cache. ``alone``: ranks of this node do not share it."""
         began, self.is_fresh, self.waits = time.monotonic(), True, False
         dataset, loader = self.dataset, self._loader()
         if dataset is None:
@@ -136,7 +137,8 @@ class ManagedDataset:
         is_users = loader is not None and loader._auto_collation and not is_plain(loader.collate_fn)
         self._collate_fn = fn = loader.collate_fn if loader is not None and is_users else None
         try:
-            self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler, fn)
+            changing = self._discards.changing
+            self.trial = start_trial(dataset, LIMIT_S, changing, self._indices, sampler, fn, alone)
             self.reason = "the trial run has not finished yet"
             forked = time.monotonic()
             self._looked_at = Inputs(dataset).let_go(dataset)  # in parallel with the trial
@@ -152,6 +154,8 @@ class ManagedDataset:
     def begin_epoch(self, loader: LoaderLike) -> None:
         """Ends a cache if what it was made from has changed, and starts another trial, for this loader."""
         self._loader = weakref.ref(loader)
+        if not any(served() is loader for served in self._loaders):
+            self._loaders = [served for served in self._loaders if served() is not None] + [self._loader]
         for staged in filter(None, (self.staged, self.collated)):
             if self.is_single_pass or staged.begin_first():
                 continue
@@ -162,7 +166,7 @@ class ManagedDataset:
             if self._discards.too_many:
                 self.reason = "it changes before each epoch"
             elif self.trial is None:
-                self.start_trial()
+                self.start_trial(alone=True)  # a shared cache may hold samples from before the change
 
     def take_result(self, seconds: float) -> None:
         """Takes the trial's result, waiting at most ``seconds``, and not longer than ``WAIT_SHARE`` of an epoch. Starts
@@ -385,14 +389,12 @@ class ManagedDataset:
     @property
     def is_left(self) -> bool:
         """Whether no loader of the script is left that a cached dataset was made for."""
-        return self.staged is not None and self._loader() is None
+        return self.staged is not None and not any(loader() is not None for loader in self._loaders)
 
     def release(self) -> None:
-        """Drops the dataset and its cache; the report stays."""
+        """Drops the dataset and its cache; the report stays. An iterator may still use them."""
         self._last_report = self.report()
         self.end_trial()
-        for staged in filter(None, (self.staged, self.collated)):
-            staged.close()
         self.staged = self.collated = self.trial = None
         self._dataset = lambda: None
         self._served.clear()
