@@ -41,7 +41,7 @@ def test_workers_that_stay_are_served_from_the_cache(
 ) -> None:
     for name, value in {"_datasets": [], "_entries": {}, "LONG_WAIT_S": 60.0, "_with_gradients": set()}.items():
         monkeypatch.setattr(apply, name, value)
-    for name in ("WAIT_SHARE", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+    for name in ("WAIT_SHARE", "MUCH_S", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
         monkeypatch.setattr(managed_dataset, name, math.inf)
     data = Files(tmp_path)
     for i, path in enumerate(data.paths):
@@ -72,7 +72,7 @@ def test_workers_that_ran_before_the_trial_ended_stay_as_they_are(
 ) -> None:
     for name, value in {"_datasets": [], "_entries": {}, "_with_gradients": set()}.items():
         monkeypatch.setattr(apply, name, value)
-    for name in ("WAIT_SHARE", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+    for name in ("WAIT_SHARE", "MUCH_S", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
         monkeypatch.setattr(managed_dataset, name, math.inf)
     data = Files(tmp_path)
     for path in data.paths:

@@ -27,7 +27,7 @@ def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(apply, "_with_gradients", set())
     for name in ("WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
-    for name in ("WAIT_SHARE", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+    for name in ("WAIT_SHARE", "MUCH_S", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
         monkeypatch.setattr(managed_dataset, name, math.inf)
     monkeypatch.setattr(given_workers, "MOST_SHARE", 1e9)  # batches take little time here
     monkeypatch.setattr(cls, "_get_iterator", DataLoader._get_iterator)

@@ -75,7 +75,7 @@ WAIT_S = 1.0  # before the first batch; a longer trial continues beside the firs
 LONG_WAIT_S = 4.0
 MOST_VAIN_S = 2.0  # spent waiting for trials that did not end: a script may recreate its dataset each epoch
 MOST_LOST = 3  # trials that did not end before the script dropped their datasets
-TOO_SHORT = "the script drops its datasets before a trial run has ended"
+LOST_DELAY_S = 10.0  # after that, a dataset must have been in use for this long
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
 MOST_DATASETS = 8  # remembered at most
 MOST_LEFT_BYTES = 64 << 20  # held by a cached dataset that the script has dropped, in case it makes the same one again
@@ -311,9 +311,9 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
         _datasets[:] = [known for known in _datasets if known.dataset is not None]
         if len(_datasets) == MOST_DATASETS:
             _datasets.pop(0).end_trial()
-        known = ManagedDataset(loader, not _is_trying(), TOO_SHORT if len(_lost) >= MOST_LOST else "")
+        known = ManagedDataset(loader, not _is_trying(), LOST_DELAY_S if len(_lost) >= MOST_LOST else 0.0)
         _datasets.append(known)
-    elif known.waits and not _is_trying():
+    elif known.is_due and not _is_trying():
         known.start_trial()
     known.serve(asked)
     return known

@@ -69,10 +69,10 @@ LEAST_SHARE = 0.05  # of a dataset that must fit into the cache
 
 class ManagedDataset:
     """The dataset of one of the script's loaders, and what is known about it. Without a cache, the dataset is
-    referenced only weakly: once the script drops it, its trial ends. ``may_try``: no other trial runs. ``why_not``: why
-    there is no trial."""
+    referenced only weakly: once the script drops it, its trial ends. ``may_try``: no other trial runs. ``delay_s``:
+    how long the script must keep the dataset before a trial starts."""
 
-    def __init__(self, loader: LoaderLike, may_try: bool = True, why_not: str = "") -> None:
+    def __init__(self, loader: LoaderLike, may_try: bool = True, delay_s: float = 0.0) -> None:
         asked = loader.dataset
         dataset = without_subsets(asked)
         self._dataset = _weakly(dataset)
@@ -86,7 +86,7 @@ class ManagedDataset:
         self._end_trial: Callable[[], object] = lambda: None
         self._last_report: JsonObject | None = None
         self.nbytes = 0  # of what it holds
-        self._digest_s = 0.0  # seconds that digesting the dataset took here
+        self._digest_s = 0.0  # seconds of processor time that digesting the dataset took here
         self._collate_fn: Callable[..., Batch] | None = None  # of the trial that has not ended
         self.found: TrialResult | None = None  # the trial's result
         self.reason = ""  # why nothing is kept
@@ -110,12 +110,14 @@ class ManagedDataset:
         self.waits = False  # waits until no other trial runs
         self._is_second = False  # the first trial could not load any sample
         self._threads_matter = True  # see ``set_threads_matter``
-        if why_not:
-            self.reason = why_not
-        elif hasattr(type(dataset), "_stoker_batches"):
+        self._not_before = time.monotonic() + delay_s
+        if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is already staged"
         elif len(dataset) < FEWEST_SAMPLES:
             self.reason = f"{len(dataset)} samples are too few for a trial run"
+        elif delay_s:
+            self.reason = "the script has dropped other datasets before their trial run had ended"
+            self.waits = True
         elif may_try:
             self.start_trial()
         else:
@@ -140,9 +142,9 @@ class ManagedDataset:
             changing = self._discards.changing
             self.trial = start_trial(dataset, LIMIT_S, changing, self._indices, sampler, fn, alone)
             self.reason = "the trial run has not finished yet"
-            forked = time.monotonic()
+            forked = time.thread_time()
             self._looked_at = Inputs(dataset).let_go(dataset)  # in parallel with the trial
-            self._digest_s, self.nbytes = time.monotonic() - forked, self._looked_at.nbytes
+            self._digest_s, self.nbytes = time.thread_time() - forked, self._looked_at.nbytes
             with contextlib.suppress(TypeError):
                 gone = weakref.finalize(dataset, self.trial.close)
                 gone.atexit = False
@@ -380,6 +382,11 @@ class ManagedDataset:
                     written |= set().union(*(written_by(f) for f in functions_of(fn)))
             known = self._written[id(loader), len(asked)] = written
         return min(known if split.reads is None else known & split.reads, default="")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it waits for its trial, and may start it as far as it is concerned."""
+        return self.waits and time.monotonic() >= self._not_before
 
     @property
     def is_lost(self) -> bool:
