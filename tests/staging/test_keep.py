@@ -264,9 +264,9 @@ class Files(Dataset):
 if __name__ == "__main__":
     torch.manual_seed(0); random.seed(0)
     loader = DataLoader(Files(sys.argv[1]), 8, shuffle=True, num_workers=2)
-    for epoch in range(3):
+    for epoch in range(8):  # the first trial may end as late as in the third
         print(epoch, sum(float((x * (i + 1)[:, None, None]).sum()) for x, i in loader), flush=True)
-        if len(sys.argv) > 2 and epoch == 1:
+        if len(sys.argv) > 2 and epoch == 6:
             time.sleep(60)
 """
 

@@ -70,8 +70,11 @@ def test_a_trial_is_waited_for_half_an_epoch_at_most(
 
     trial: Any = SimpleNamespace(sample_s=sample_s, wait=wait)
     managed: Any = SimpleNamespace(_samples=N, _workers=1, _digest_s=digest_s)
-    assert not managed_dataset.ManagedDataset._has_ended(managed, trial, 0.0, 5.0)
+    assert not managed_dataset.ManagedDataset._has_ended(managed, trial, 0.0, 5.0, True)
     assert now[0] == pytest.approx(waited_s, abs=0.02)
+    now[0] = 0.0
+    assert not managed_dataset.ManagedDataset._has_ended(managed, trial, 0.0, 5.0, False)
+    assert now[0] == pytest.approx(5.0, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     waits_s = LONG_WAIT_S if is_long else WAIT_S
     known.begin_epoch(loader)
     is_first = (known.waited_s == 0 or known.is_fresh) and sum(_vain) < MOST_VAIN_S
-    known.take_result(waits_s if is_first else 0)
+    known.take_result(waits_s if is_first else 0, by_epoch=not is_long)
     if is_first and known.trial is not None:
         _vain.append(known.waited_s)
     if applied_to(loader).entry is None or (known.trial is None and applied_to(loader).is_undecided):

@@ -170,14 +170,14 @@ class ManagedDataset:
             elif self.trial is None:
                 self.start_trial(alone=True)  # a shared cache may hold samples from before the change
 
-    def take_result(self, seconds: float) -> None:
-        """Takes the trial's result, waiting at most ``seconds``, and not longer than ``WAIT_SHARE`` of an epoch. Starts
-        another trial if the script has changed the dataset since this one began."""
+    def take_result(self, seconds: float, by_epoch: bool = True) -> None:
+        """Takes the trial's result, waiting at most ``seconds``. ``by_epoch``: and not longer than ``WAIT_SHARE`` of an
+        epoch. Starts another trial if the script has changed the dataset since this one began."""
         if self.trial is None:
             return
         began = time.monotonic()
         with self._lock:
-            while self.trial is not None and self._has_ended(self.trial, began, seconds):
+            while self.trial is not None and self._has_ended(self.trial, began, seconds, by_epoch):
                 trial, self.trial = self.trial, None
                 self.end_trial()
                 try:
@@ -187,13 +187,13 @@ class ManagedDataset:
         self.waited_s += time.monotonic() - began
         self.is_fresh = False
 
-    def _has_ended(self, trial: Trial, began: float, seconds: float) -> bool:
+    def _has_ended(self, trial: Trial, began: float, seconds: float, by_epoch: bool) -> bool:
         """Waits for a trial, and returns whether it has ended."""
         while True:
             limit_s = max(LEAST_WAIT_S, WAIT_SHARE * trial.sample_s * self._samples / self._workers)
             if math.isinf(trial.sample_s) and self._digest_s > MUCH_S:
                 limit_s = LEAST_WAIT_S
-            left = began + min(seconds, limit_s) - time.monotonic()
+            left = began + (min(seconds, limit_s) if by_epoch else seconds) - time.monotonic()
             if trial.wait(max(0.0, min(left, LOOK_S))):
                 return True
             if left <= 0:
