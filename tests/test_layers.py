@@ -177,7 +177,7 @@ def test_documented_modules_are_found_by_their_short_names() -> None:
 
 def test_every_file_says_what_it_is_for() -> None:
     for path in FILES:
-        assert ast.get_docstring(parsed(path)), path
+        assert path.read_text().startswith(('"""', 'r"""')), path
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -399,6 +399,7 @@ class DrawsSometimes(Pictures):
         return x + torch.rand(())
 
 
+@pytest.mark.slow
 def test_samples_that_draw_before_the_cut_are_made_as_a_whole() -> None:
     staged = same_bits(DrawsSometimes({17}))
     assert staged.account.filled == 39

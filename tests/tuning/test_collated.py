@@ -171,6 +171,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managed_dataset, "NEW_CALLS", 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_what_changes_between_epochs_begins_another_cache(applied: dict[str, Any]) -> None:  # noqa: F811
     collator = Collator()

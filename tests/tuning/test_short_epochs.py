@@ -138,7 +138,7 @@ def _no_collection() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_collection")
-@pytest.mark.parametrize("most", [0, 1 << 30])
+@pytest.mark.parametrize("most", [0, pytest.param(1 << 30, marks=pytest.mark.slow)])
 def test_a_large_dataset_goes_when_the_script_has_dropped_it(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(apply, "MOST_LEFT_BYTES", most)
     loader = Loader(Data(), batch_size=4)
@@ -161,6 +161,7 @@ def test_a_large_dataset_goes_when_the_script_has_dropped_it(monkeypatch: pytest
     assert torch.equal(torch.cat(list(again)), torch.stack([again.dataset[i] for i in range(N)]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_collection")
 def test_where_datasets_are_dropped_at_once_the_next_one_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Trial.wait
