@@ -21,6 +21,8 @@ def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch
         "_made": deque(),
         "_vain": [],
         "_lost": [],
+        "_released": [],
+        "_kept_by_script": set(),
         "keep_freed_memory": lambda: None,
     }.items():
         monkeypatch.setattr(apply, name, value)

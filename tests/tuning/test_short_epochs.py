@@ -180,3 +180,92 @@ def test_where_datasets_are_dropped_at_once_the_next_one_is_tried_later(monkeypa
         batches = list(loader)
     assert known(loader).staged is not None
     assert torch.equal(torch.cat(batches), torch.stack([loader.dataset[i] for i in range(N)]))
+
+
+FACTORS = {"scale": 1.0}
+
+
+def collate(samples: list[Any]) -> Any:
+    """A user's function that takes a while for each sample."""
+    return torch.stack([scaled(x) for x, _ in samples]), torch.tensor([i for _, i in samples])
+
+
+def scaled(x: Any) -> Any:
+    for _ in range(40):
+        x = np.log(np.exp(x / 5000)) * 5000
+    return torch.from_numpy(x) * FACTORS["scale"]
+
+
+class Drawn(Dataset[Any]):
+    """Its first part is slow, its second one random."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        x = np.arange(2000, dtype=np.float64) + i
+        for _ in range(40):
+            x = np.log(np.exp(x / 5000)) * 5000
+        return x, i + int(torch.rand(()) < 0.5)
+
+
+@pytest.mark.slow
+def test_workers_that_have_the_cache_get_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although a trial runs beside the epoch, because only what the collate function reads has changed."""
+    settings: dict[str, Any] = {"batch_size": 2, "num_workers": 1, "timeout": 30, "collate_fn": collate}
+    loader, torchs = Loader(Drawn(), **settings), DataLoader(Drawn(), **settings)
+    monkeypatch.setitem(FACTORS, "scale", 1.0)
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (1, "as it has"))
+
+    def check() -> None:
+        state = torch.get_rng_state()
+        found = list(loader)
+        torch.set_rng_state(state)
+        for mine, theirs in zip(found, torchs, strict=True):
+            assert all(map(torch.equal, mine, theirs))
+
+    for _ in range(3):
+        check()
+    assert known(loader).staged is not None
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    for scale in (2.0, 3.0, 4.0, 5.0, 6.0):
+        monkeypatch.setitem(FACTORS, "scale", scale)
+        check()
+        check()
+
+
+class Collates(Data):
+    def collate(self, samples: list[Any]) -> Any:
+        return torch.stack(samples)
+
+
+def test_a_trial_that_nobody_asks_about_holds_up_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Collates()
+    dropped = weakref.ref(data)
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    list(Loader(data, batch_size=4, collate_fn=data.collate))
+    del data
+    assert dropped() is None
+    monkeypatch.setattr(apply, "WAIT_S", 60.0)
+    waiting, loader = Loader(Data(1.0), batch_size=4), Loader(Data(2.0), batch_size=4)
+    apply.loader_made(waiting)
+    for _ in range(200):
+        list(loader)
+        if known(loader).staged is not None:
+            return
+    pytest.fail("no trial of the second dataset")
+
+
+def test_a_longer_loader_of_the_same_dataset_is_weighed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Data()
+    monkeypatch.setattr(managed_dataset, "MOST_BEGIN_SHARE", 0.0)
+    monkeypatch.setattr(managed_dataset, "LITTLE_S", 0.0)
+    first = Loader(torch.utils.data.Subset(data, range(9)), batch_size=4)
+    list(first)
+    (managed,) = apply._datasets
+    assert "would not pay off" in managed.reason
+    monkeypatch.setattr(managed_dataset, "MOST_BEGIN_SHARE", math.inf)
+    list(first)
+    assert managed.staged is None
+    list(Loader(data, batch_size=4))
+    assert managed.staged is not None

@@ -317,7 +317,7 @@ class Staged(Wrapper):
         self._epochs_are_announced = True
         self._epoch += 1
         self._filler.begin_epoch()
-        if self._discards.too_many:
+        if self._discards.too_many and not self._is_owned:
             return
         self._watch.forks_are_same = forks_are_same
         changes = self._watch.changes()
@@ -352,6 +352,11 @@ class Staged(Wrapper):
         self._samples = len(self.dataset)
         self._table = self.split = self._store = None
         self._bind(watch)
+
+    @property
+    def changes_always(self) -> bool:
+        """Whether what it is made from has changed before each of several epochs."""
+        return self._discards.too_many
 
     def begin_first(self) -> bool:
         """Begins an epoch before its loader does, for the owner. Returns whether the dataset is unchanged since the

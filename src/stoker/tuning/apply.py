@@ -89,6 +89,8 @@ _datasets: list[ManagedDataset] = []
 _entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader name
 _vain: list[float] = []  # seconds spent waiting for trials that did not end
 _lost: list[int] = []  # an item for each trial that ended because the script dropped its dataset
+_released: list[Callable[[], MapDataset | None]] = []  # datasets whose caches were freed
+_kept_by_script: set[bool] = set()  # not empty: the script had kept one of them, and used it again
 _with_gradients: set[bool] = set()  # whether gradients were enabled when epochs began; holds both values seen
 _made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # loaders that have not been iterated yet
 
@@ -301,11 +303,13 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
     before = next((x for x in same if x.has_served(asked)), None)
     known = before if len(same) == 1 and before else next((x for x in same if x.is_unchanged()), before)
     if known is None:
+        if any(released() is without_subsets(asked) for released in _released):
+            _kept_by_script.add(True)
         left = [known for known in _datasets if known.is_left and known.nbytes > MOST_LEFT_BYTES]
-        if left:
+        if left and not _kept_by_script:
             refresh()
             for known in left:
-                known.release()
+                _released.append(known.release())
             gc.collect()  # the parts of a cached dataset refer to each other
         _lost.extend(0 for known in _datasets if known.is_lost)
         _datasets[:] = [known for known in _datasets if known.dataset is not None]

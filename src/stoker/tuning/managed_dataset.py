@@ -6,10 +6,11 @@ import contextlib
 import math
 import threading
 import time
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ from .given_workers import written_by_collate
 if TYPE_CHECKING:
     from ..staging.store.memory import MemoryTables
 
+T = TypeVar("T")
 LIMIT_S = 30.0  # for a trial
 WAIT_SHARE = 0.5  # of an epoch: longer waiting for a trial costs more than another epoch without a cache, except for
 LEAST_WAIT_S = 0.25  # which is also the limit as long as the time of a sample is not known, if digesting the dataset
@@ -87,7 +89,7 @@ class ManagedDataset:
         self._last_report: JsonObject | None = None
         self.nbytes = 0  # of what it holds
         self._digest_s = 0.0  # seconds of processor time that digesting the dataset took here
-        self._collate_fn: Callable[..., Batch] | None = None  # of the trial that has not ended
+        self._collate_fn: Callable[[], Callable[..., Batch] | None] = lambda: None  # for which the trial runs
         self.found: TrialResult | None = None  # the trial's result
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
@@ -104,7 +106,10 @@ class ManagedDataset:
         self.asked_for = 0  # samples requested in the epochs begun so far
         self.is_single_pass = False  # only one pass is expected, so nothing is cached
         self._lock = threading.Lock()  # a script may take batches in one thread and create iterators in another
-        self._discards = Discards()  # trials discarded because the dataset changed meanwhile
+        self._discards = Discards()  # trials and caches discarded because the dataset changed
+        self._collate_discards = Discards()
+        self._is_alone = False  # the trial is not shared by the ranks of this node
+        self._did_not_pay = False  # comparing what samples depend on costs too much for the epochs seen so far
         # names that a loader's functions may change, by its id and the number of functions
         self._written: dict[tuple[int, int], set[str]] = {}
         self.waits = False  # waits until no other trial runs
@@ -131,15 +136,16 @@ class ManagedDataset:
 
     def start_trial(self, alone: bool = False) -> None:
         """Starts a trial, which looks for parts of samples to cache. ``alone``: ranks of this node do not share it."""
-        began, self.is_fresh, self.waits = time.monotonic(), True, False
+        began, self.is_fresh, self.waits, self._is_alone = time.monotonic(), True, False, alone
         dataset, loader = self.dataset, self._loader()
         if dataset is None:
             return
         sampler = () if loader is None else loader._index_sampler
         is_users = loader is not None and loader._auto_collation and not is_plain(loader.collate_fn)
-        self._collate_fn = fn = loader.collate_fn if loader is not None and is_users else None
+        fn = loader.collate_fn if loader is not None and is_users else None
+        self._collate_fn = _weakly(fn)  # a method of the dataset would keep it alive
         try:
-            changing = self._discards.changing
+            changing = self._discards.changing | self._collate_discards.changing
             self.trial = start_trial(dataset, LIMIT_S, changing, self._indices, sampler, fn, alone)
             self.reason = "the trial run has not finished yet"
             forked = time.thread_time()
@@ -156,6 +162,7 @@ class ManagedDataset:
     def begin_epoch(self, loader: LoaderLike) -> None:
         """Ends a cache if what it was made from has changed, and starts another trial, for this loader."""
         self._loader = weakref.ref(loader)
+        self._note_length(loader)
         if not any(served() is loader for served in self._loaders):
             self._loaders = [served for served in self._loaders if served() is not None] + [self._loader]
         for staged in filter(None, (self.staged, self.collated)):
@@ -165,10 +172,22 @@ class ManagedDataset:
                 self.staged, self._dataset = None, _weakly(staged.dataset)
             else:
                 self.collated = None
-            if self._discards.too_many:
+            if staged.changes_always:
                 self.reason = "it changes before each epoch"
-            elif self.trial is None:
-                self.start_trial(alone=True)  # a shared cache may hold samples from before the change
+                continue
+            self.end_trial()  # it began before the change
+            self.start_trial(alone=True)  # a shared cache may hold samples from before the change
+
+    def _note_length(self, loader: LoaderLike) -> None:
+        """Starts another trial if longer epochs come than those in which caching would not have paid off."""
+        samples = len(loader.dataset)
+        with contextlib.suppress(TypeError, NotImplementedError):  # a sampler without a length
+            samples = max(samples, len(loader.sampler))
+        is_longer = samples > self._samples
+        self._samples = max(samples, self._samples)
+        if is_longer and self._did_not_pay and self.trial is None:
+            self._did_not_pay = False
+            self.start_trial(alone=True)
 
     def take_result(self, seconds: float, by_epoch: bool = True) -> None:
         """Takes the trial's result, waiting at most ``seconds``. ``by_epoch``: and not longer than ``WAIT_SHARE`` of an
@@ -201,8 +220,13 @@ class ManagedDataset:
 
     @property
     def is_trying(self) -> bool:
-        """Whether the trial's process runs."""
-        return self.trial is not None and self.trial.is_running
+        """Whether the trial's process runs. Nobody may ask for its answer for a long time."""
+        if not self._lock.acquire(blocking=False):
+            return self.trial is not None  # another thread waits for it
+        try:
+            return self.trial is not None and not self.trial.wait(0)
+        finally:
+            self._lock.release()
 
     def end_trial(self) -> None:
         """Ends the trial: nobody needs its result any more."""
@@ -215,12 +239,12 @@ class ManagedDataset:
         except UsageError as e:
             self.reason = str(e)
         has_loaded = found is not None and math.isfinite(found.sample_s)
-        if not (has_loaded or self.is_fresh or self._is_second or ranks() > 1):  # the files may have appeared since
+        is_shared = ranks() > 1 and not self._is_alone  # then it is not repeated
+        if not (has_loaded or self.is_fresh or self._is_second or is_shared):  # the files may have appeared since
             self._is_second = True
             self.start_trial()
             return
-        # Ranks of a node share one trial, which is not repeated.
-        changes = [] if self.is_fresh or ranks() > 1 else self._changes(found, self._looked_at)
+        changes = [] if self.is_fresh or is_shared else self._changes(found, self._looked_at)
         if not changes:
             self.found = found
             self.reason = self.reason if found is None else self._stage(found, trial.memories)
@@ -235,7 +259,7 @@ class ManagedDataset:
     def late_plan(self, loader: LoaderLike) -> LatePlan | None:
         """Returns how workers about to start receive the cache if the trial ends during their epoch; None if it has
         ended, or there are no workers."""
-        if self.trial is None or self.is_single_pass or not int(loader.num_workers):
+        if self.trial is None or self.staged is not None or self.is_single_pass or not int(loader.num_workers):
             return None
         started_with = Inputs(self.dataset)
 
@@ -272,7 +296,9 @@ class ManagedDataset:
         if self.staged is not None:
             return ""  # only its collate function was tried again
         why = "" if found.plan is None else why_it_does_not_pay(found.plan)
-        why = why or self._why_comparing_does_not_pay(found)
+        if not why:
+            why = self._why_comparing_does_not_pay(found)
+            self._did_not_pay = bool(why)
         if why:
             return f"{why}; not more, because {found.why_not}" if found.why_not else why
         dataset = self.dataset
@@ -325,7 +351,9 @@ class ManagedDataset:
 
     def _stage_collate(self, found: TrialResult | None) -> None:
         """Stages the collate function of the loader for which the trial ran."""
-        collate_fn, self._collate_fn = self._collate_fn, None
+        collate_fn = self._collate_fn()
+        if self.collated is not None or self._collate_discards.too_many:
+            return
         # A collate function that draws from its own generator is copied for each emulated worker, so it gets no cache.
         if found is None or found.collate is None or collate_fn is None:
             return
@@ -333,7 +361,7 @@ class ManagedDataset:
             with contextlib.suppress(UsageError):  # it reads something that cannot be compared
                 collated = Collated(collate_fn, self._length)
                 split = Split(collated, found.collate)
-                self.collated = Staged(collated, cache="ram", _split=split, _discards=self._discards)
+                self.collated = Staged(collated, cache="ram", _split=split, _discards=self._collate_discards)
                 self.collated.set_threads_matter(self._threads_matter)
 
     def collate_for(self, loader: LoaderLike) -> Callable[..., Batch] | None:
@@ -391,20 +419,25 @@ class ManagedDataset:
     @property
     def is_lost(self) -> bool:
         """Whether the script dropped the dataset before its trial had ended."""
-        return self.dataset is None and self.found is None and self._last_report is None and not self.waits
+        return self.dataset is None and self.trial is not None
 
     @property
     def is_left(self) -> bool:
         """Whether no loader of the script is left that a cached dataset was made for."""
         return self.staged is not None and not any(loader() is not None for loader in self._loaders)
 
-    def release(self) -> None:
-        """Drops the dataset and its cache; the report stays. An iterator may still use them."""
+    def release(self) -> Callable[[], MapDataset | None]:
+        """Drops the dataset and its cache; the report stays. An iterator may still use them. Returns a weak reference
+        to the dataset."""
+        released: Callable[[], MapDataset | None] = lambda: None  # noqa: E731
+        with contextlib.suppress(TypeError):
+            released = weakref.ref(self.dataset)
         self._last_report = self.report()
         self.end_trial()
         self.staged = self.collated = self.trial = None
         self._dataset = lambda: None
         self._served.clear()
+        return released
 
     def is_same(self, dataset: MapDataset) -> bool:
         """Whether another dataset is the same object, or a recreated one with the same content."""
@@ -536,11 +569,11 @@ def as_script_made_it(loader: LoaderLike) -> Iterator[Batch]:
         vars(loader).update(given)
 
 
-def _weakly(x: MapDataset) -> Callable[[], MapDataset | None]:
+def _weakly(x: T) -> Callable[[], T | None]:
     """Returns a function that returns the object, or None once the script has dropped it. Holds lists and other objects
     without weak references."""
     try:
-        return weakref.ref(x)
+        return weakref.WeakMethod(x) if isinstance(x, types.MethodType) else weakref.ref(x)
     except TypeError:
         return lambda: x
 
