@@ -339,6 +339,7 @@ class OpenedOnce(OwnGenerators):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("after", "settings"),

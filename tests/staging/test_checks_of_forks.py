@@ -68,6 +68,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", [*(pytest.param(x, marks=pytest.mark.slow) for x in (None, seed)), change])
 def test_batches_are_torchs_whatever_worker_init_fn_does(
     init: Callable[[int], None] | None, counted: Callable[[], int]

@@ -406,6 +406,7 @@ def test_what_a_dataset_opens_with_its_first_sample_is_no_change(loads: Any, wor
     assert staged.account.filled == N
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("loads", [Connection, lambda: [5] * N], ids=["connection", "list"])
 def test_what_the_first_sample_opens_in_one_part_others_open_in_theirs(loads: Any) -> None:
@@ -538,6 +539,7 @@ LABELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chain", "kind", "within", "workers"),
     [

@@ -425,6 +425,7 @@ def spoil_block(cache: Path, i: int, old: bytes, new: bytes) -> None:
     heap.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("old", "new"),

@@ -206,6 +206,7 @@ def test_what_prints_prints_each_time(capfd: pytest.CaptureFixture[str]) -> None
     assert staged.account.filled >= N  # what comes before
 
 
+@pytest.mark.slow
 def test_a_trial_writes_no_file(tmp_path: Path) -> None:
     def native(i: int) -> None:
         torch._C.PyTorchFileWriter(str(tmp_path / f"{i}.pt"))

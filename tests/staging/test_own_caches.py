@@ -168,6 +168,7 @@ def epochs(loader: Any, n: int = 3) -> list[Any]:
     return [list(loader) for _ in range(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "workers"), [*((kind, 1) for kind in KINDS), (InAList, 2), (InAList, 0)])
 @pytest.mark.few(1)
 def test_what_such_a_dataset_loads_is_kept_and_the_dataset_left_alone(make: Callable[[], Any], workers: int) -> None:

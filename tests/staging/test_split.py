@@ -436,6 +436,7 @@ def test_samples_without_a_first_part_are_few_in_later_epochs_too() -> None:
     assert staged.account.filled == 182
 
 
+@pytest.mark.slow
 def test_a_dataset_most_of_whose_samples_draw_before_the_cut_is_let_go() -> None:
     with pytest.warns(stoker.StokerWarning, match=r"Cache discarded: \d+ of \d+ samples draw"):
         same_bits(DrawsSometimes(set(range(40)) - {0, 39, 20}))
@@ -505,6 +506,7 @@ KEYWORD = KeywordCompose(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "n"),
     [
@@ -640,6 +642,7 @@ class Table(Pictures):
         return x, row.values["i"], row.values is row.cached[0]
 
 
+@pytest.mark.slow
 def test_an_object_may_refer_to_another_one_twice() -> None:
     assert same_bits(Table()).account.filled == 20
 

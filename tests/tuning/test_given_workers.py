@@ -415,6 +415,7 @@ def test_workers_are_given_where_the_script_cannot_tell(applied: dict[str, Any])
     assert entry["to"]["num_workers"] == 2, entry
 
 
+@pytest.mark.slow
 def test_a_loader_within_a_sample_is_left_alone(applied: dict[str, Any]) -> None:
     inner: list[Any] = []
 

@@ -137,6 +137,7 @@ def _no_collection() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_collection")
 @pytest.mark.parametrize("most", [0, pytest.param(1 << 30, marks=pytest.mark.slow)])
 def test_a_large_dataset_goes_when_the_script_has_dropped_it(monkeypatch: pytest.MonkeyPatch, most: int) -> None:

@@ -245,6 +245,7 @@ def test_a_gather_and_a_subset_of_it_fall_back() -> None:
 Point = namedtuple("Point", "x y")
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["two", "auto", "threads"])
 def test_a_shortened_batch_is_as_whole_as_any(kind: str) -> None:
