@@ -90,8 +90,10 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return next(filter(None, (visit(node, []) for node in graph)), [])
 
 
-def test_packages_stand_in_one_line() -> None:
+def test_packages_stand_in_one_line_and_modules_in_no_circle() -> None:
     """No import points to the right, not even one inside a function or for types only. ``-s`` shows the graph."""
+    found = circle({module: set(imports(module)) for module in MODULES})
+    assert not found, " -> ".join(found)
     graph: dict[str, set[str]] = {name: set() for name in LEVEL}
     upwards = []
     for module in filter(package_of, MODULES):
@@ -121,11 +123,6 @@ def test_ray_is_known_by_an_entry_point_only() -> None:
     own = [path for path in FILES if path.is_relative_to(SRC)]
     assert not [path for path in own if re.search(r"^\s*(import|from) (stoker_)?ray\b", path.read_text(), re.MULTILINE)]
     assert [point.name for point in entry_points(group="stoker.workers")] == ["ray"]
-
-
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    found = circle({module: set(imports(module)) for module in MODULES})
-    assert not found, " -> ".join(found)
 
 
 def test_the_top_level_holds_the_packages_and_little_else() -> None:

@@ -189,6 +189,7 @@ def test_a_worker_is_seeded_as_torch_seeds_it() -> None:
         assert (drawn[1] == np.random.rand(2)).all()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**64), st.integers(0, 1000), st.integers(0, 10**9))
 def test_no_generator_of_a_task_draws_what_another_does(base: int, epoch: int, task: int) -> None:
     """Two of the three are the same algorithm: seeded from the same words, a flip would be tied to a crop."""

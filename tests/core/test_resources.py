@@ -157,6 +157,7 @@ def test_check_prints_json() -> None:
     assert set(out["versions"]) == set(check.versions())
 
 
+@pytest.mark.slow
 def test_check_writes_json_where_it_is_asked_to(tmp_path: Path) -> None:
     p = stoker("check", "--json", "-")
     assert json.loads(p.stdout)["cores"] == resources.cores_granted()

@@ -264,6 +264,7 @@ class _Scaled(_Data):
         return float(self.held)
 
 
+@pytest.mark.slow
 def test_a_thread_changes_the_dataset_while_it_is_digested() -> None:
     data: Any = _Scaled()
     data.held = 1.0

@@ -156,6 +156,7 @@ class Opens(Photos):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 def test_a_file_that_samples_open_is_each_worker_s_own() -> None:
     dataset = Opens()
     staged = stoker.Staged(Subset(dataset, range(41)))

@@ -1031,6 +1031,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_rubbish_is_an_error_of_stoker_s_own(data: st.DataObject) -> None:

@@ -95,6 +95,7 @@ def test_a_thread_of_the_script_may_change_the_dataset_before_the_fork(counted: 
     assert counted() == 4
 
 
+@pytest.mark.slow
 def test_persistent_workers_check_in_each_epoch_after_their_first(counted: Callable[[], int]) -> None:
     loader = stoker.DataLoader(stoker.Staged(Rows()), batch_size=8, num_workers=2, persistent_workers=True)
     epochs(loader, 3)

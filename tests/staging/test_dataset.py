@@ -584,6 +584,7 @@ def test_what_hangs_on_a_sample_is_kept_with_it(kind: str) -> None:
     assert staged.account.filled == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", LABELS, ids=lambda x: type(x).__name__)
 @pytest.mark.few(1)
 def test_a_label_among_many_that_is_changed(labels: Any) -> None:

@@ -186,6 +186,7 @@ def batches(data: Any, epochs: int = 3, workers: int = 0, change: Any = None) ->
     return [*out, random.random(), torch.rand(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "workers"), [(Pair, 0), (Path, 0), (OfRecords, 0), (InPlace, 0), (Mosaic, 2)])
 @pytest.mark.few(1)
 def test_no_bit_changes_and_what_was_loaded_is_not_loaded_again(

@@ -224,6 +224,7 @@ def test_what_is_no_cache_or_is_written_to_is_not_cut(make: type[Base]) -> None:
     assert find_plan(make()).plan is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "workers"), [*((kind, 0) for kind in NO_CACHES), (MixesNowAndThen, 2), (WritesToItsCacheNowAndThen, 2)]
 )
@@ -277,6 +278,7 @@ def test_an_empty_one_in_its_place_is_no_change() -> None:
     assert "cache" in " ".join(before.changes(split.inputs()))
 
 
+@pytest.mark.slow
 def test_many_threads_at_once() -> None:
     data = InADictionary()
     own = data.cache

@@ -780,6 +780,7 @@ def halve_pair(x: torch.Tensor, target: dict[str, torch.Tensor]) -> Any:
     return halve(x), target
 
 
+@pytest.mark.slow
 def test_variables_that_the_second_part_assigns_together_are_not_kept() -> None:
     transform = Joint([halve_pair, lambda x, target: (noise(x), target)])
     found = same_bits(InPairs(transform)).split

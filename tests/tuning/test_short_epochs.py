@@ -102,6 +102,7 @@ def test_a_trial_tells_what_comparing_costs_and_how_long_a_sample_takes() -> Non
     assert trial.result().plan is not None
 
 
+@pytest.mark.slow
 def test_after_a_change_another_trial_runs_beside_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data()
     loader = Loader(data, batch_size=4, num_workers=1)
