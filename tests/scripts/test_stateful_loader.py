@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from stoker.tuning import apply, managed_dataset
+from stoker.tuning import apply, cache_pays, managed_dataset
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 pytestmark = pytest.mark.scripts
@@ -41,8 +41,9 @@ def test_workers_that_stay_are_served_from_the_cache(
 ) -> None:
     for name, value in {"_datasets": [], "_entries": {}, "LONG_WAIT_S": 60.0, "_with_gradients": set()}.items():
         monkeypatch.setattr(apply, name, value)
-    for name in ("WAIT_SHARE", "MUCH_S", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+    for name in ("WAIT_SHARE", "MUCH_S"):  # epochs take little time here
         monkeypatch.setattr(managed_dataset, name, math.inf)
+    monkeypatch.setattr(cache_pays, "LITTLE_S", math.inf)
     data = Files(tmp_path)
     for i, path in enumerate(data.paths):
         path.write_text("x" * (i + 3))
@@ -72,8 +73,9 @@ def test_workers_that_ran_before_the_trial_ended_stay_as_they_are(
 ) -> None:
     for name, value in {"_datasets": [], "_entries": {}, "_with_gradients": set()}.items():
         monkeypatch.setattr(apply, name, value)
-    for name in ("WAIT_SHARE", "MUCH_S", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+    for name in ("WAIT_SHARE", "MUCH_S"):  # epochs take little time here
         monkeypatch.setattr(managed_dataset, name, math.inf)
+    monkeypatch.setattr(cache_pays, "LITTLE_S", math.inf)
     data = Files(tmp_path)
     for path in data.paths:
         path.write_text("xxx")

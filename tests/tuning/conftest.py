@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from stoker.tuning import apply, given_workers, managed_dataset
+from stoker.tuning import apply, cache_pays, given_workers, managed_dataset
 
 
 def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -29,8 +29,9 @@ def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(apply, "_with_gradients", set())
     for name in ("WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
-    for name in ("WAIT_SHARE", "MUCH_S", "MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
+    for name in ("WAIT_SHARE", "MUCH_S"):  # epochs take little time here
         monkeypatch.setattr(managed_dataset, name, math.inf)
+    monkeypatch.setattr(cache_pays, "LITTLE_S", math.inf)
     monkeypatch.setattr(given_workers, "MOST_SHARE", 1e9)  # batches take little time here
     monkeypatch.setattr(cls, "_get_iterator", DataLoader._get_iterator)
     out: dict[str, Any] = {}

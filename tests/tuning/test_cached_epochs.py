@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.staging.plan import Plan, WholeNode
+from stoker.tuning.cache_pays import why_it_does_not_pay
 from stoker.tuning.cached_epochs import MOST_S, CachedEpochs, Maker, why_not
-from stoker.tuning.managed_dataset import why_it_does_not_pay
 
 FILLING = [20.0, 2.0, 0.2, 0.1, 2.2, 640.0]
 

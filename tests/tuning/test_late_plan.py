@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from stoker.loader.loader_state import state_of
 from stoker.staging.isolate import Trial
 from stoker.staging.late_plan import LatePlan
-from stoker.tuning import apply, managed_dataset
+from stoker.tuning import apply, cache_pays
 
 SAMPLES, BATCH = 48, 4
 HELD = 3  # batches after which the trial may end
@@ -80,8 +80,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
     monkeypatch.setattr(apply, "WAIT_S", 0.0)
-    for name in ("MOST_COMPARE_SHARE", "MOST_BEGIN_SHARE"):  # epochs take little time here
-        monkeypatch.setattr(managed_dataset, name, math.inf)
+    monkeypatch.setattr(cache_pays, "LITTLE_S", math.inf)  # epochs take little time here
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
     Loader._get_iterator = apply.begin({})
     out, wait, script = Held(), Trial.wait, os.getpid()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from stoker.core.warn import StokerWarning
 from stoker.staging.isolate import Trial
 from stoker.staging.trial import TrialResult
-from stoker.tuning import apply, managed_dataset
+from stoker.tuning import apply, cache_pays, managed_dataset
 from tests.tuning.conftest import put_behind_apply
 
 N = 24
@@ -86,8 +86,7 @@ def test_what_comparing_costs_is_weighed_against_what_an_epoch_gains(
     monkeypatch.undo()
     memo: Any = SimpleNamespace(served_s=0.0)
     found = TrialResult(None, [], "", sample_s=1 / N, memo=memo, compare_s=compare_s, begin_s=begin_s)
-    managed: Any = SimpleNamespace(_samples=N, _workers=1)
-    assert (managed_dataset.ManagedDataset._why_comparing_does_not_pay(managed, found) == "") is pays
+    assert (cache_pays.why_comparing_does_not_pay(found, N, 1) == "") is pays
 
 
 def test_a_trial_tells_what_comparing_costs_and_how_long_a_sample_takes() -> None:
@@ -265,13 +264,13 @@ def test_a_trial_that_nobody_asks_about_holds_up_no_other_one(monkeypatch: pytes
 
 def test_a_longer_loader_of_the_same_dataset_is_weighed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data()
-    monkeypatch.setattr(managed_dataset, "MOST_BEGIN_SHARE", 0.0)
-    monkeypatch.setattr(managed_dataset, "LITTLE_S", 0.0)
+    monkeypatch.setattr(cache_pays, "MOST_BEGIN_SHARE", 0.0)
+    monkeypatch.setattr(cache_pays, "LITTLE_S", 0.0)
     first = Loader(torch.utils.data.Subset(data, range(9)), batch_size=4)
     list(first)
     (managed,) = apply._datasets
     assert "would not pay off" in managed.reason
-    monkeypatch.setattr(managed_dataset, "MOST_BEGIN_SHARE", math.inf)
+    monkeypatch.setattr(cache_pays, "LITTLE_S", math.inf)
     list(first)
     assert managed.staged is None
     list(Loader(data, batch_size=4))

@@ -138,11 +138,6 @@ class Trial:
             raise UsageError(value)
         return value
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the child still runs, or its answer has not been received."""
-        return self._reader >= 0
-
     def close(self) -> None:
         """Kills the child, whatever it is doing."""
         if self._reader < 0 or os.getpid() != self._process:

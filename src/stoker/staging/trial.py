@@ -90,6 +90,13 @@ class TrialResult(NamedTuple):
     collate_s: float = 0.0  # collate time per sample; 0 if unknown
     collate: TrialResult | None = None  # cached calls of the loader's collate function; None if there are none
 
+    @property
+    def cached_s(self) -> float:
+        """Seconds that a sample takes once its first part, or the results of its calls, are cached."""
+        if self.plan is not None:
+            return self.plan.read_s + self.plan.tail_s
+        return 0.0 if self.memo is None else self.memo.served_s
+
 
 def find_plan(
     dataset: MapDataset,

@@ -6,7 +6,8 @@ What happens to a loader::
                         model and an optimizer. One runs at a time: that of a second dataset begins when the first
                         one has ended. It ends with its dataset
     first iterated      if the script has changed the dataset since then, a new trial begins
-    ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
+    ... WAIT_S, or half an epoch, later
+                        the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the epoch begins without a cache, and workers get it when the trial has ended
                         (``staging.late_plan``); without workers the next epoch does
 
@@ -375,13 +376,13 @@ def _why_given_none(loader: LoaderLike, known: ManagedDataset, found: TrialResul
     """Why a loader without workers gets none; "" if it gets ``workers``."""
     if not 0 < found.sample_s < math.inf:
         return found.why_not
-    plan, size = found.plan, loader.batch_size or 1
+    size = loader.batch_size or 1
     cannot = found.only_in_workers or state_of(loader).no_workers or why_not(loader, threads=True)
     if cannot:
         return cannot
     if known.own_cache:
         return f"the dataset caches samples in {known.own_cache}, where the script may look"
-    served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
+    served_s = found.sample_s if known.staged is None else found.cached_s
     is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
     if is_tiny and not collates_long(loader):
         return f"a batch takes {served_s * size * 1e3:.2g} ms"

@@ -37,13 +37,13 @@ from ..staging.inputs import Inputs, functions_of
 from ..staging.isolate import Trial
 from ..staging.late_plan import LatePlan
 from ..staging.node_cache import start_trial
-from ..staging.plan import Plan
 from ..staging.split import Split
 from ..staging.store.folder import root
 from ..staging.trial import TrialResult
 from ..staging.verify import attribute_of_dataset, changed_name
 from ..workers.fetcher import is_plain
 from .applied_loader import applied_to
+from .cache_pays import why_comparing_does_not_pay, why_it_does_not_pay
 from .cached_epochs import CachedEpochs, Maker, why_not
 from .given_workers import written_by_collate
 
@@ -56,14 +56,7 @@ WAIT_SHARE = 0.5  # of an epoch: longer waiting for a trial costs more than anot
 LEAST_WAIT_S = 0.25  # which is also the limit as long as the time of a sample is not known, if digesting the dataset
 MUCH_S = 0.02  # takes longer than this: the trial does so, too, before it loads a sample
 LOOK_S = 0.01  # between two looks at what is known of an epoch's time
-# of what a cache saves in an epoch: this much may comparing what samples depend on take before each epoch,
-MOST_COMPARE_SHARE = 0.5
-MOST_BEGIN_SHARE = 1.0  # and finding what they depend on, once; less than
-LITTLE_S = 0.05  # does not matter
 FEWEST_SAMPLES = 8  # smaller datasets get no trial
-LEAST_GAIN = 2.0  # minimum ratio between making the first part of a sample and copying it from memory
-LEAST_GAIN_S = 50e-6  # minimum saving in seconds
-LEAST_GAIN_SHARE = 0.02  # minimum saving as a share of a sample's time
 MOST_SERVED = 8  # subsets remembered
 NEW_CALLS = 0.9  # share of new results in an epoch above which a cache of calls is useless
 LEAST_SHARE = 0.05  # of a dataset that must fit into the cache
@@ -297,7 +290,7 @@ class ManagedDataset:
             return ""  # only its collate function was tried again
         why = "" if found.plan is None else why_it_does_not_pay(found.plan)
         if not why:
-            why = self._why_comparing_does_not_pay(found)
+            why = why_comparing_does_not_pay(found, self._samples, self._workers)
             self._did_not_pay = bool(why)
         if why:
             return f"{why}; not more, because {found.why_not}" if found.why_not else why
@@ -314,19 +307,6 @@ class ManagedDataset:
         self.staged = staged
         self._dataset = lambda: dataset
         return ""
-
-    def _why_comparing_does_not_pay(self, found: TrialResult) -> str:
-        """Why a cache costs more than it saves in short epochs; "" if it does not."""
-        plan, memo = found.plan, found.memo
-        later_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
-        saved_s = (found.sample_s - later_s) * self._samples / self._workers
-        costs = (found.compare_s, MOST_COMPARE_SHARE), (found.begin_s, MOST_BEGIN_SHARE)
-        if all(cost_s <= max(LITTLE_S, share * saved_s) for cost_s, share in costs):
-            return ""
-        return (
-            f"caching would not pay off: to find what samples depend on takes {found.begin_s:,.2g} s, to compare it "
-            f"before each epoch {found.compare_s:,.2g} s, and the cache would save {saved_s:,.2g} s in an epoch"
-        )
 
     def set_threads_matter(self, matter: bool) -> None:
         """Sets whether samples may have other bits with one native thread than with those of the script's process."""
@@ -477,10 +457,7 @@ class ManagedDataset:
             return False  # a worker keeps its changes to itself
         applied = applied_to(loader)
         if applied.epochs is None:
-            plan, memo = found.plan, found.memo
-            sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
-            sample_s += found.collate_s
-            applied.epochs = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
+            applied.epochs = CachedEpochs(found.cached_s + found.collate_s, int(loader.num_workers), cores_here())
         is_filled = applied.epochs.is_filled(*self._filled(staged, loader))
         if is_filled and applied.only_in_workers is None:
             applied.only_in_workers = found.only_in_workers or why_not(loader)
@@ -576,17 +553,6 @@ def _weakly(x: T) -> Callable[[], T | None]:
         return weakref.WeakMethod(x) if isinstance(x, types.MethodType) else weakref.ref(x)
     except TypeError:
         return lambda: x
-
-
-def why_it_does_not_pay(plan: Plan) -> str:
-    """Why the first part of a sample is not worth caching; "" if it is."""
-    least_s = max(LEAST_GAIN_S, LEAST_GAIN_SHARE * (plan.head_s + plan.tail_s))
-    if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + least_s):
-        return ""
-    return (
-        f"caching would not pay off: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us of "
-        f"{(plan.head_s + plan.tail_s) * 1e6:,.0f} us, copying it out of memory {plan.read_s * 1e6:,.0f} us"
-    )
 
 
 def _own_workers(loader: LoaderLike) -> int:
