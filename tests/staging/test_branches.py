@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -108,7 +109,28 @@ def generator(n: int) -> Iterator[object]:
             yield identity(a)
 
 
-FUNCTIONS = [loops, raises, comprehensions, lazily, own_walrus, closures, recursive, names, generator]
+def generator_expressions(n: int) -> object:
+    words = [str(a) * a for a in range(n)]
+    nested = [c for word in words for c in (identity(c) for c in word if identity(c) != "3")]
+    unused = (identity(a) for a in words)
+    parts = (c for word in words for c in identity(word) if n > 2)
+    nothing = sum(identity(a) for a in range(2, n))
+    first = next(unused, None) if n > 3 else None
+    return nested, "".join(parts), nothing, first, max(identity(a) for a in (words if n < 6 else n))  # type: ignore[attr-defined]
+
+
+FUNCTIONS = [
+    loops,
+    raises,
+    comprehensions,
+    lazily,
+    own_walrus,
+    closures,
+    recursive,
+    names,
+    generator,
+    generator_expressions,
+]
 
 
 def outcome(fn: Callable[..., Any], n: int) -> tuple[object, object, frozenset[int]]:
@@ -144,6 +166,32 @@ def test_the_same_branches_results_and_lines_as_marks_without_flags(
         assert found == expected
         assert found[:2] == outcome(plain, n)[:2]
         assert found[2]
+
+
+@pytest.mark.parametrize(
+    "source", ["c for c in items if called(c)", "called(c) for c in items", "d for c in items for d in called(c)"]
+)
+def test_a_generator_expression_is_marked_once_its_first_item_is_looked_at(source: str) -> None:
+    seen: list[object] = []
+
+    def called(c: object) -> object:
+        seen.append(c)
+        return [c]
+
+    names: dict[str, Any] = {"called": called}
+    module = ast.parse(f"def make(items): return ({source})")
+    exec(branches.compile_with_marks(module, "here.py", 0), names)
+    for items in ([], [1, 2], iter([3, 4]), {5: 6}):
+        seen.clear()
+        branches.begin()
+        made = names["make"](items)
+        made_by = branches.taken()
+        assert not seen
+        first = next(made, None)
+        assert len(seen) == (first is not None)
+        assert len(branches.taken() - made_by) == len(seen)
+        list(made)
+        assert len(branches.taken() - made_by) == (first is not None)
 
 
 def test_flags_of_a_call_are_marked_before_the_sample_is_judged() -> None:

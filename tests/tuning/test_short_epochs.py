@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from stoker.core.warn import StokerWarning
+from stoker.staging import trial
 from stoker.staging.isolate import Trial
 from stoker.staging.trial import TrialResult
 from stoker.tuning import apply, cache_pays, managed_dataset
@@ -68,12 +69,12 @@ def test_a_trial_is_waited_for_half_an_epoch_at_most(
         now[0] += seconds or 1e-6
         return False
 
-    trial: Any = SimpleNamespace(sample_s=sample_s, wait=wait)
+    tried: Any = SimpleNamespace(sample_s=sample_s, wait=wait)
     managed: Any = SimpleNamespace(_samples=N, _workers=1, _digest_s=digest_s)
-    assert not managed_dataset.ManagedDataset._has_ended(managed, trial, 0.0, 5.0, True)
+    assert not managed_dataset.ManagedDataset._has_ended(managed, tried, 0.0, 5.0, True)
     assert now[0] == pytest.approx(waited_s, abs=0.02)
     now[0] = 0.0
-    assert not managed_dataset.ManagedDataset._has_ended(managed, trial, 0.0, 5.0, False)
+    assert not managed_dataset.ManagedDataset._has_ended(managed, tried, 0.0, 5.0, False)
     assert now[0] == pytest.approx(5.0, abs=0.02)
 
 
@@ -95,10 +96,10 @@ def test_a_trial_tells_what_comparing_costs_and_how_long_a_sample_takes() -> Non
     found = known(loader).found
     assert found is not None
     assert 0 < found.compare_s <= found.begin_s
-    trial = managed_dataset.start_trial(Data(), 30.0)
-    assert trial.wait(30.0)
-    assert 0 < trial.sample_s < 5
-    assert trial.result().plan is not None
+    started = managed_dataset.start_trial(Data(), 30.0)
+    assert started.wait(30.0)
+    assert 0 < started.sample_s < 5
+    assert started.result().plan is not None
 
 
 @pytest.mark.slow
@@ -126,6 +127,56 @@ def test_after_a_change_another_trial_runs_beside_the_epoch(monkeypatch: pytest.
             break
     else:
         pytest.fail("the cache was not filled")
+
+
+def waves(k: int) -> Any:
+    x = np.arange(2000, dtype=np.float64) + k
+    for _ in range(40):
+        x = np.log(np.exp(x / 5000)) * 5000
+    return x
+
+
+class Labelled(Data):
+    """Only a call depends on nothing that the script changes; all of a sample is cached otherwise."""
+
+    def __init__(self, depends: bool = False) -> None:
+        self.samples = [(k, 0) for k in range(N)]
+        self.depends = depends
+
+    def __getitem__(self, i: int) -> Any:
+        k, label = self.samples[i]
+        total = label
+        for j in range(40_000 * self.depends):
+            total = (31 * total + j) % 10_007
+        return torch.from_numpy(waves(k)), total
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_after_a_change_the_cache_avoids_what_has_changed_if_that_costs_little(
+    depends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels that change once may change in each epoch."""
+    monkeypatch.setattr(trial, "NEARLY", 0.5)  # on a busy machine, too
+    data = Labelled(depends)
+    loader = Loader(data, batch_size=4)
+    list(loader)
+    assert known(loader).staged is not None
+
+    def relabel(by: int) -> None:
+        data.samples = [(k, k % by) for k in range(N)]
+        for ours, theirs in zip(loader, DataLoader(data, batch_size=4), strict=True):
+            assert all(map(torch.equal, ours, theirs))
+
+    with pytest.warns(StokerWarning, match="Cache discarded, the dataset changed: samples"):
+        relabel(2)
+    found = known(loader).found
+    assert found is not None
+    assert (found.memo is None) is depends
+    if not depends:
+        for by in (3, 4):
+            relabel(by)  # and the cache goes on
+        assert known(loader).staged is not None
+        assert known(loader).found is found
 
 
 @pytest.fixture

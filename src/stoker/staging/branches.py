@@ -22,6 +22,12 @@ function marks it when it ends::
         if _stoker_12:
             mark(12)
 
+A generator expression cannot set a local variable. Its first condition runs as soon as there is an item, so the
+first item is marked::
+
+    "".join(c for c in text if category(c) != "Mn")
+    "".join(c for c in marks_first(12, text) if category(c) != "Mn")
+
 A function's code is replaced in place (``fn.__code__``): the function object stays the same, and tracebacks show the
 same lines. Library functions are not instrumented.
 """
@@ -34,6 +40,7 @@ import mmap
 import types
 import warnings
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -49,6 +56,7 @@ _ran: set[int] = set()  # numbers of the branches that ran since ``begin``
 _numbers: dict[tuple[object, ...], int] = {}  # branch number by place in the source
 # A placeholder for ``_ran.add``, the fastest call that there is: a tokenizer in Python takes a branch for each letter.
 _MARK = "\0stoker-mark"
+_FIRST = "\0stoker-first"  # a placeholder for ``_marks_first``
 KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # index types
 SCOPE = "_stoker_scope"  # function around the code to be compiled
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -127,10 +135,28 @@ def with_marks(module: ast.Module, file: str) -> ast.Module:
 def bind(code: types.CodeType) -> types.CodeType:
     """Makes the marks of compiled code add to the set that ``taken`` reads."""
     constants = tuple(
-        bind(c) if isinstance(c, types.CodeType) else _ran.add if isinstance(c, str) and c == _MARK else c
+        bind(c) if isinstance(c, types.CodeType) else _CALLED.get(c, c) if isinstance(c, str) else c
         for c in code.co_consts
     )
     return code.replace(co_consts=constants)
+
+
+def _marks_first(number: int, items: Iterable[object]) -> Iterable[object]:
+    """An iterator over ``items`` that marks a branch at the first one. The others come at the speed of C."""
+    if not any(hasattr(type(items), name) for name in ("__iter__", "__getitem__")):
+        return items  # the user's line raises the error
+    rest = iter(items)
+    return chain(_first(number, rest), rest)
+
+
+def _first(number: int, items: Iterator[object]) -> Iterator[object]:
+    for item in items:
+        _ran.add(number)
+        yield item
+        return
+
+
+_CALLED = {_MARK: _ran.add, _FIRST: _marks_first}
 
 
 def compile_with_marks(module: ast.Module, file: str, flags: int) -> types.CodeType:
@@ -178,12 +204,7 @@ class _Marker(ast.NodeTransformer):
 
     def _value(self, node: ast.expr, kind: str) -> ast.expr:
         """``mark(k) or value`` if the value calls anything."""
-        inside = list(ast.walk(node))
-        if not any(isinstance(x, ast.Call) for x in inside):
-            return node
-        if any(isinstance(x, YIELDS) or _is_users_walrus(x) for x in inside):
-            return node
-        return self._always(node, kind)
+        return self._always(node, kind) if _may_mark(node) else node
 
     def _always(self, node: ast.expr, kind: str) -> ast.expr:
         flag = self._new_flag(node, kind)
@@ -265,24 +286,36 @@ class _Marker(ast.NodeTransformer):
         node.comparators = [first, *(self._value(x, f"compared {k}") for k, x in enumerate(later))]
         return node
 
-    def _visit_items(self, node: Comprehension) -> Comprehension:
+    def _visit_items(self, node: Comprehension, first: str = "") -> Comprehension:
+        """Marks the parts of a comprehension that are not evaluated if there are no items, except ``first``."""
+
+        def marked(part: ast.expr, kind: str) -> ast.expr:
+            return part if kind == first else self._value(part, kind)
+
         with self._repeated():
-            for name in ("elt", "key", "value"):  # not evaluated if there are no items
+            for name in ("elt", "key", "value"):
                 if hasattr(node, name):
-                    setattr(node, name, self._value(self.visit(getattr(node, name)), name))
+                    setattr(node, name, marked(self.visit(getattr(node, name)), name))
             for k, generator in enumerate(node.generators):
-                generator.ifs = [self._value(x, f"if {k} {n}") for n, x in enumerate(self._visited(generator.ifs))]
+                generator.ifs = [marked(x, f"if {k} {n}") for n, x in enumerate(self._visited(generator.ifs))]
         with self._inside(may_flag=False):  # Python allows no ``:=`` there
             for k, generator in enumerate(node.generators):
                 found = self.visit(generator.iter)
-                generator.iter = self._value(found, f"iter {k}") if k else found
+                generator.iter = marked(found, f"iter {k}") if k else found
         return node
 
     visit_ListComp = visit_SetComp = visit_DictComp = _visit_items
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
+        kind, part = _evaluated_first(node)
+        by_item = node.generators[0].is_async or not _may_mark(part)
         with self._inside(may_flag=False):  # it may run after the function that made it
-            return self._visit_items(node)
+            self._visit_items(node, "" if by_item else kind)
+        if not by_item:
+            first = node.generators[0]
+            call = ast.Call(ast.Constant(_FIRST), [ast.Constant(self._number(part, kind)), first.iter], [])
+            first.iter = ast.copy_location(call, first.iter)
+        return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         with self._inside(may_flag=False):
@@ -312,6 +345,21 @@ class _Marker(ast.NodeTransformer):
 
 def _call(number: int) -> ast.Call:
     return ast.Call(ast.Constant(_MARK), [ast.Constant(number)], [])
+
+
+def _may_mark(node: ast.expr) -> bool:
+    """Whether an expression calls anything, and may stand within another expression."""
+    inside = list(ast.walk(node))
+    calls = any(isinstance(x, ast.Call) for x in inside)
+    return calls and not any(isinstance(x, YIELDS) or _is_users_walrus(x) for x in inside)
+
+
+def _evaluated_first(node: ast.GeneratorExp) -> tuple[str, ast.expr]:
+    """The kind and the part of a generator expression that is evaluated as soon as there is an item."""
+    first, *others = node.generators
+    if first.ifs:
+        return "if 0 0", first.ifs[0]
+    return ("iter 1", others[0].iter) if others else ("elt", node.elt)
 
 
 def _is_users_walrus(node: ast.AST) -> bool:

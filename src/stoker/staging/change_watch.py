@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from typing import NamedTuple
 
 import torch
 
@@ -32,17 +33,31 @@ MAX_DISCARDS = 3  # maximum of consecutive caches that served no epoch: each cos
 COMPARE_SHARE = 100  # comparing takes at most one of this many parts of the time
 
 
+class Changing(NamedTuple):
+    """Names of what the script has changed in a dataset.
+
+    Attributes:
+        often: changed before two consecutive epochs. Cached parts must not depend on it.
+        once: changed before this epoch. Cached parts should not depend on it, if that costs little.
+    """
+
+    often: Set[str] = frozenset()
+    once: Set[str] = frozenset()
+
+
+UNCHANGED = Changing()
+
+
 class Discards:
     """Counts caches that ended because the dataset changed.
 
     Attributes:
         too_many: the dataset changes before each epoch, so nothing must be cached any more.
-        changing: names of what changed before two consecutive epochs. Cached parts must not depend on them.
+        changing: what ended them.
     """
 
     def __init__(self) -> None:
-        self.changing: set[str] = set()
-        self._last: set[str] = set()
+        self.changing = UNCHANGED
         self._in_a_row = 0
 
     @property
@@ -52,14 +67,14 @@ class Discards:
     def add(self, changes: Sequence[str]) -> None:
         """Records another discarded cache and the changes that ended it."""
         changed = {changed_name(change) for change in changes if not change.startswith(FILE)}
-        self.changing |= changed & self._last
-        self._last = changed
+        often, last = self.changing
+        self.changing = Changing(often | changed & last, changed)
         self._in_a_row += 1
 
     def end_row(self) -> None:
         """Records that a cache has served an epoch."""
         self._in_a_row = 0
-        self._last.clear()
+        self.changing = Changing(self.changing.often)
 
 
 STALE = "differs from when it was cached"

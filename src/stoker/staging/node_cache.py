@@ -20,13 +20,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..core import private_sockets, resources
 from ..core.errors import StokerError, UsageError
 from ..core.types import Batch, Index
 from . import plain
+from .change_watch import UNCHANGED, Changing
 from .inputs import Inputs
 from .isolate import Trial, run_isolated
 from .memoize import table_for
@@ -67,7 +68,7 @@ os.register_at_fork(after_in_child=_close_sockets)
 def start_trial(
     dataset: Any,
     limit_s: float,
-    changing: Collection[str] = (),
+    changing: Changing = UNCHANGED,
     indices: Sequence[Index] = (),
     sampler: Iterable[Index] = (),
     collate_fn: Callable[..., Batch] | None = None,

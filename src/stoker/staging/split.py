@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Collection
 
 from torch.utils.data import IterableDataset
 
 from ..core.errors import UsageError
 from ..core.types import Attributes, Index, MapDataset, Sample
 from . import own_caches
+from .change_watch import UNCHANGED, Changing
 from .collated import Collated
 from .inputs import Inputs
 from .isolate import run_isolated
@@ -35,7 +35,7 @@ class Split:
     Args:
         dataset: map-style.
         found: result of a trial; None: run one here.
-        changing: attributes that the script changes in each epoch, on which cached parts must not depend.
+        changing: attributes that the script changes, on which cached parts must not depend.
 
     Attributes:
         dataset: the whole.
@@ -52,7 +52,7 @@ class Split:
         UsageError: no part of a sample can be cached; the message says why.
     """
 
-    def __init__(self, dataset: MapDataset, found: TrialResult | None = None, changing: Collection[str] = ()) -> None:
+    def __init__(self, dataset: MapDataset, found: TrialResult | None = None, changing: Changing = UNCHANGED) -> None:
         map_style(dataset)
         name = "the collate function" if isinstance(dataset, Collated) else type(dataset).__name__
         if not len(dataset):

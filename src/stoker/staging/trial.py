@@ -31,7 +31,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from ..core.errors import one_line
@@ -39,6 +39,7 @@ from ..core.filesystems import is_far, reopen
 from ..core.handles import iterator_in
 from ..core.types import Batch, Index, MapDataset, Sample
 from .callee import Compiled
+from .change_watch import UNCHANGED, Changing
 from .collated import SIZE, collate_samples
 from .inputs import Inputs
 from .isolate import allow_connections, files_read, places
@@ -56,6 +57,7 @@ from .verify import CHANGES, attribute_of_dataset, changed_name, lies_in, verify
 
 MOST_PLANS = 24  # verified at most
 MEMO_SHARE = 0.3  # minimum share of a sample's time left by a cut for which cacheable calls are searched
+NEARLY = 0.8  # a cache that saves this share of the time is as good as one that saves all of it
 CLEARLY_LESS = 1.2  # by this factor and ``CLOCK_S``, so that a busy machine does not change which of two caches is used
 CLOCK_S = 20e-6
 
@@ -101,13 +103,13 @@ class TrialResult(NamedTuple):
 def find_plan(
     dataset: MapDataset,
     limit_s: float = 30.0,
-    changing: Collection[str] = (),
+    changing: Changing = UNCHANGED,
     indices: Sequence[Index] = (),
     sampler: Iterable[Index] = (),
     collate_fn: Callable[[list[Sample]], Batch] | None = None,
 ) -> TrialResult:
     """Finds what can be cached of a dataset's samples, within ``limit_s`` seconds, in an isolated process (see
-    ``isolate``). It must not depend on attributes that the script changes in each epoch (``changing``). ``indices``,
+    ``isolate``). It must not depend on what the script changes (``changing``). ``indices``,
     ``sampler``: see ``TrialSamples``. ``collate_fn``: a user's function, whose calls may be cached too."""
     if is_far(dataset):
         allow_connections()
@@ -120,7 +122,7 @@ def find_plan(
     with contextlib.suppress(Exception):  # the user's errors
         batches = collate_samples(samples, collate_fn)
         if batches is not None:
-            of_collate = _described(batches, limit_s, {*changing, *_changed_by(samples)})
+            of_collate = _described(batches, limit_s, changing._replace(often=changing.often | _changed_by(samples)))
     collate_s = samples.collate_s if math.isfinite(samples.collate_s) else 0.0
     if of_collate is not None and of_collate.memo is not None:
         return found._replace(collate_s=of_collate.memo.served_s / SIZE, collate=of_collate)
@@ -132,7 +134,7 @@ def _changed_by(samples: TrialSamples) -> set[str]:
     return samples.may_write | samples.assigned | samples.stored | set(map(changed_name, samples.changes))
 
 
-def _described(samples: TrialSamples, limit_s: float, changing: Collection[str]) -> TrialResult:
+def _described(samples: TrialSamples, limit_s: float, changing: Changing) -> TrialResult:
     """Runs the trial, and adds what is known about the samples."""
     dataset = samples.dataset
     began = time.thread_time()
@@ -186,24 +188,44 @@ def _with_writes(found: TrialResult, samples: TrialSamples) -> TrialResult:
     return found._replace(may_write=may_write, writes=writes, in_turn=in_turn, writes_elsewhere=elsewhere)
 
 
-def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
+def _found(samples: TrialSamples, until: float, changing: Changing) -> TrialResult:
     """Finds the plan, the calls to cache instead, or the reason for neither."""
-    reason = ""
     try:
         samples.load_first()
         reason = samples.batches_differ()
-        found = TrialResult(None, [], reason) if reason else _find_cut(samples, until, changing)
+        return TrialResult(None, [], reason) if reason else _found_for_long(samples, until, changing)
     except CacheError as e:
-        reason = str(e)
-        found = TrialResult(None, [], reason)
+        return TrialResult(None, [], str(e))
     except Exception as e:  # the user's, for some random numbers
-        reason = f"a sample that loaded once fails when loaded again: {one_line(e)}"
-        found = TrialResult(None, [], reason)
+        return TrialResult(None, [], f"a sample that loaded once fails when loaded again: {one_line(e)}")
+
+
+def _found_for_long(samples: TrialSamples, until: float, changing: Changing) -> TrialResult:
+    """Finds what to cache. What has changed once may change again: a cache that does not depend on it is taken if it
+    saves nearly as much."""
+    saved_s = 0.0
+    if changing.once:
+        lasting = _found_without(samples, until, changing.often | changing.once)
+        saved_s = _saved_s(lasting, samples)
+        if saved_s >= NEARLY * samples.sample_s:
+            return lasting
+    found = _found_without(samples, until, changing.often)
+    return lasting if saved_s > 0 and saved_s >= NEARLY * _saved_s(found, samples) else found
+
+
+def _saved_s(found: TrialResult, samples: TrialSamples) -> float:
+    """Seconds of a sample that a cache saves."""
+    return samples.sample_s - found.cached_s if found.plan or found.memo else 0.0
+
+
+def _found_without(samples: TrialSamples, until: float, changing: Set[str]) -> TrialResult:
+    """Finds what to cache that does not depend on attributes that the script changes (``changing``)."""
+    found = _find_cut(samples, until, changing)
     if found.plan is not None:  # on a busy machine, the first samples took too long
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
     # Cached calls would hold samples a second time, beside the dataset's own growing cache.
     is_enough = found.plan is not None and (found.plan.own_caches or found.plan.tail_s <= MEMO_SHARE * samples.sample_s)
-    return found if reason or is_enough else _or_pure_calls(samples, found, changing)
+    return found if is_enough else _or_pure_calls(samples, found, changing)
 
 
 def _files_of_modules(names: Iterable[str]) -> list[str]:
@@ -212,7 +234,7 @@ def _files_of_modules(names: Iterable[str]) -> list[str]:
     return [str(m.__file__) for m in modules if getattr(m, "__file__", None) and is_users_module(m)]
 
 
-def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> TrialResult:
+def _find_cut(samples: TrialSamples, until: float, changing: Set[str]) -> TrialResult:
     if samples.by_batch:
         return TrialResult(
             None, [], "the sampler does not ask for samples by number, so only results of calls can be cached"
@@ -253,7 +275,7 @@ def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) ->
     return TrialResult(None, [], _joined(reasons))
 
 
-def _or_pure_calls(samples: TrialSamples, found: TrialResult, changing: Collection[str]) -> TrialResult:
+def _or_pure_calls(samples: TrialSamples, found: TrialResult, changing: Set[str]) -> TrialResult:
     """Returns ``found``, or calls to cache instead of a first part if that leaves clearly less to do."""
     survey = Survey(samples, changing)
     memo = survey.run()

@@ -29,7 +29,7 @@ from ..loader.loader_state import state_of
 from ..sampling.generators import find_generators
 from ..sampling.worker_init import only_seeds
 from ..staging import keep, subsets
-from ..staging.change_watch import STALE, Discards, shortly
+from ..staging.change_watch import STALE, Changing, Discards, shortly
 from ..staging.collated import Collated
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
@@ -138,7 +138,8 @@ class ManagedDataset:
         fn = loader.collate_fn if loader is not None and is_users else None
         self._collate_fn = _weakly(fn)  # a method of the dataset would keep it alive
         try:
-            changing = self._discards.changing | self._collate_discards.changing
+            of_samples, of_collate = self._discards.changing, self._collate_discards.changing
+            changing = Changing(of_samples.often | of_collate.often, of_samples.once | of_collate.once)
             self.trial = start_trial(dataset, LIMIT_S, changing, self._indices, sampler, fn, alone)
             self.reason = "the trial run has not finished yet"
             forked = time.thread_time()
@@ -271,7 +272,7 @@ class ManagedDataset:
     def _changes(self, found: TrialResult | None, before: Inputs) -> list[str]:
         """What the script has changed in the dataset since a fingerprint was taken. Ignores changes by loading samples,
         and attributes that the cached part does not read."""
-        known, opened, reads = set(self._discards.changing), {}, None
+        known, opened, reads = set(self._discards.changing.often), {}, None
         if found is not None:
             known |= {found.changes} if found.changes else set()
             opened = found.opened or {}
