@@ -27,7 +27,7 @@ def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch
     }.items():
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
-    for name in ("WAIT_S", "LONG_WAIT_S"):
+    for name in ("WAIT_S", "HERE_WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
     for name in ("WAIT_SHARE", "MUCH_S"):  # epochs take little time here
         monkeypatch.setattr(managed_dataset, name, math.inf)

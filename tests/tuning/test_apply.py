@@ -21,7 +21,7 @@ from stoker.core.compare import equal_bits
 from stoker.core.errors import UsageError
 from stoker.core.random_state import RandomState
 from stoker.loader.loader_state import state_of
-from stoker.staging.isolate import run_isolated
+from stoker.staging.isolate import Trial, run_isolated
 from stoker.tuning import apply
 
 from .conftest import put_behind_apply
@@ -179,7 +179,9 @@ def test_workers_are_decided_on_again_when_the_trial_has_ended(
     monkeypatch.setattr(apply, "WAIT_S", 0)
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two cores"))
     loader = Loader(Drawn([*[slow] * 4, negative]), batch_size=8)  # so slow that workers help
-    assert len(list(loader)) == 8
+    with monkeypatch.context() as patch:
+        patch.setattr(Trial, "wait", lambda trial, s: False)
+        assert len(list(loader)) == 8
     assert applied["Loader of Drawn"]["reason"] == "kept 0: the trial run has not finished yet"
     known = apply._datasets[0]
     assert known.trial is not None

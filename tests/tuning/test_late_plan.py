@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
+from stoker.core.warn import StokerWarning
 from stoker.loader.loader_state import state_of
 from stoker.staging import trial
+from stoker.staging.dataset import Staged
 from stoker.staging.isolate import Trial
 from stoker.staging.late_plan import LatePlan
-from stoker.tuning import apply, cache_pays
+from stoker.tuning import apply, cache_pays, managed_dataset
 
 SAMPLES, BATCH = 48, 4
 HELD = 3  # batches after which the trial may end
@@ -44,6 +47,11 @@ class Drawn(Dataset[Any]):
         x = slow(i) + self.add
         x = np.roll(x, random.randrange(1000)) * torch.rand(1).item()
         return torch.from_numpy(x), np.random.rand(), f"sample {i}"
+
+
+class Plain(Drawn):
+    def __getitem__(self, i: int) -> Any:
+        return slow(i)
 
 
 class Pairs(Drawn):
@@ -81,6 +89,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
     monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    monkeypatch.setattr(managed_dataset, "LEAST_WAIT_S", 1.0)
     monkeypatch.setattr(cache_pays, "LITTLE_S", math.inf)  # epochs take little time here
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
     Loader._get_iterator = apply.begin({})
@@ -120,6 +129,74 @@ def seed(worker: int) -> None:
 
 def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) and x[2] == y[2] for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("data", [Drawn, Pairs])
+@pytest.mark.parametrize("part", [False, True])
+def test_an_iterator_without_workers_gets_the_cache_in_mid_epoch(data: type[Drawn], part: bool, held: Held) -> None:
+    filled = []
+
+    def at_batch(k: int) -> None:
+        held.over = k >= HELD
+        (known,) = apply._datasets
+        filled.append(0 if known.staged is None else known.staged.account.filled)
+
+    def made() -> Any:
+        return Subset(data(), list(range(SAMPLES // 2, SAMPLES))) if part else data()
+
+    found = epochs(Loader, made(), 3, at_batch, num_workers=0)
+    assert same(found, epochs(DataLoader, made(), 3, num_workers=0))
+    (known,) = apply._datasets
+    assert known.staged is not None
+    assert known.staged.usable
+    assert filled[: HELD + 1] == [0] * (HELD + 1)
+    assert len(filled) == HELD + 1 or filled[-1] > 0  # within the first epoch
+    assert known.staged.account.filled >= SAMPLES // (1 + part)
+
+
+@pytest.mark.parametrize("at", [HELD - 1, HELD, HELD + 1, HELD + 2])
+def test_an_iterator_without_workers_sees_what_the_loop_changes(at: int, held: Held) -> None:
+    data, other = Drawn(), Drawn()
+
+    def at_batch(k: int) -> None:
+        held.over = k >= HELD
+        data.add = 5.0 * (k >= at)
+
+    def change(k: int) -> None:
+        other.add = 5.0 * (k >= at)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StokerWarning)
+        found = epochs(Loader, data, 3, at_batch, num_workers=0)
+    assert same(found, epochs(DataLoader, other, 3, change, num_workers=0))
+
+
+def test_where_handing_it_over_fails_without_workers_the_epoch_goes_on(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Staged, *args: object) -> None:
+        raise RuntimeError("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staged, "_stoker_batches", fail)
+        found = epochs(Loader, Drawn(), 1, lambda k: setattr(held, "over", k >= HELD), num_workers=0)
+    assert same(found, epochs(DataLoader, Drawn(), 1, num_workers=0))
+
+
+class OwnSampler(torch.utils.data.RandomSampler):
+    """Of the script's own: workers would ask it ahead of time."""
+
+
+@pytest.mark.parametrize(("own", "draws", "waits"), [(True, False, False), (False, True, False), (False, False, True)])
+def test_who_gets_no_workers_does_not_wait(
+    own: bool, draws: bool, waits: bool, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "WAIT_S", 0.05)
+    waited = []
+    monkeypatch.setattr(Trial, "wait", lambda trial, s: bool(waited.append(s)))
+    data = Drawn() if draws else Plain()
+    list(Loader(data, batch_size=BATCH, sampler=(OwnSampler if own else torch.utils.data.RandomSampler)(data)))
+    assert (max(waited) > 0) is waits
 
 
 @pytest.mark.slow

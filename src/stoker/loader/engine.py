@@ -257,15 +257,13 @@ def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
 
 
 def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog] | None) -> _BaseDataLoaderIter:
-    from .inline_iterator import GuardedIter, InlineIter, gathered
+    from .inline_iterator import GuardedIter, InlineIter
 
     _warn_ignored(loader, "without workers, only one batch is loaded at a time", "budget")
     it = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
-    fetcher = it._dataset_fetcher
-    gather = gathered(loader.dataset, it._auto_collation, it._collate_fn, fetcher.fetch)
-    # assigning its own bound method would create a cycle that keeps the dataset alive until a garbage collection
-    if gather is not None:
-        fetcher.fetch = gather
+    it.gather(loader.dataset)
+    if faults is None:
+        it.expect(state_of(loader).late)
     return it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from ..sampling.task_seeds import ObjectSeeds, run_here
 from ..workers.exceptions import note
 from ..workers.faults.guard import Guard
 from ..workers.faults.policy import NOTHING, OnError, Partial
-from ..workers.fetcher import batches, is_plain, parts, put_back, skip, state_of
+from ..workers.fetcher import batches, is_plain, parts, put_back, skip, staged_in, state_of
 from ..workers.gather import RowGather, select
 
 if TYPE_CHECKING:
     from ..sampling.state import State as RunState
     from ..sampling.state import WorkerPart
     from ..workers.faults.error_log import ErrorLog
+    from ..workers.protocol import LateDataset
 
 
 Collate: TypeAlias = Callable[..., Batch]
@@ -37,6 +39,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
     """torch's own iterator without workers, whose position in the epoch can be saved."""
 
     ends_with_epoch = False  # the next epoch needs a new iterator, even with persistent workers
+    _late: LateDataset | None = None
 
     def __init__(self, loader: LoaderLike, cursor: Cursor) -> None:
         saved = cursor.saved
@@ -109,7 +112,34 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return data
 
     def _fetched(self, index: Index) -> Batch:
+        if self._late is not None:
+            self._use_late_dataset(self._late)
         return self._dataset_fetcher.fetch(index)
+
+    def gather(self, dataset: MapDataset) -> None:
+        """Fetches whole batches of the dataset from now on, if it supports that."""
+        fetcher = self._fetcher = self._dataset_fetcher
+        gather = gathered(dataset, self._auto_collation, self._collate_fn, fetcher.fetch)
+        # assigning its own bound method would create a cycle that keeps the dataset alive until a garbage collection
+        if gather is not None:
+            fetcher.fetch = gather
+
+    def expect(self, late: LateDataset | None) -> None:
+        """Another dataset may make the same samples from a cache before this epoch ends."""
+        if late is not None and late.is_here and self._auto_collation and not self._cursor.task_seeds:
+            self._late = None if is_stateful(self._dataset) else late
+
+    def _use_late_dataset(self, late: LateDataset) -> None:
+        """Switches to the cached dataset once there is one."""
+        again, dataset = late.ask(), late.read(self._fetcher.dataset)
+        staged = staged_in(dataset)
+        if staged is not None:
+            with contextlib.suppress(Exception):  # the present dataset makes the same samples
+                staged._begin()
+                make = batches(dataset, self._collate_fn, select, self._collate_fn)
+                self._fetcher.dataset, self._fetcher.fetch = dataset, make
+        if staged is not None or not again:
+            self._late = None
 
     def state_dict(self) -> JsonObject:
         """The loader's state dict, while this is its iterator."""

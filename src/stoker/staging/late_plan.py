@@ -1,4 +1,5 @@
-"""Hands the cache of a dataset to running workers when a trial ends in the middle of their epoch.
+"""Hands the cache of a dataset to running workers when a trial ends in the middle of their epoch. An iterator without
+workers asks before each batch, too.
 
 ::
 
@@ -33,9 +34,32 @@ START = 4096  # offset of the pickle; its length precedes it
 DATASET = "dataset"
 
 
+class LateHere:
+    """Carries a dataset with a cache to an iterator without workers. ``ask``: as for ``LatePlan``."""
+
+    is_here = True
+
+    def __init__(self, ask: Callable[[LateHere], bool]) -> None:
+        self._ask = ask
+        self._dataset: MapDataset | None = None
+
+    def ask(self) -> bool:
+        """Asks whether the trial has ended. Returns whether to ask again."""
+        return self._ask(self)
+
+    def publish(self, dataset: MapDataset) -> None:
+        self._dataset = dataset
+
+    def read(self, dataset: MapDataset) -> MapDataset | None:
+        """Returns what was published; None if nothing was."""
+        return self._dataset
+
+
 class LatePlan:
     """Shared memory that carries a ``Staged`` from one process to others. ``ask``: called in the first process before
     each batch; returns whether to call it again."""
+
+    is_here = False
 
     def __init__(self, ask: Callable[[LatePlan], bool]) -> None:
         self._ask: Callable[[LatePlan], bool] | None = ask

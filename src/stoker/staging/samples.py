@@ -53,6 +53,11 @@ DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", 
 SEED = 1000  # for samples made as a whole
 
 
+def may_draw(names: Iterable[str]) -> bool:
+    """Whether code that mentions these names may draw random numbers."""
+    return any("rand" in name.lower() or name in DRAWS for name in names)
+
+
 class Whole(NamedTuple):
     """A sample as made by the dataset itself."""
 
@@ -410,7 +415,7 @@ class TrialSamples:
     def may_draw(self) -> bool:
         """Whether any sample may draw random numbers, judging by the names in the user's code."""
         names = self._executed.user_names if self.loaded and not self.draws else set()
-        return self.draws or any("rand" in name.lower() or name in DRAWS for name in names)
+        return self.draws or may_draw(names)
 
     @property
     def draws_once(self) -> bool:

@@ -8,8 +8,8 @@ What happens to a loader::
     first iterated      if the script has changed the dataset since then, a new trial begins
     ... WAIT_S, or half an epoch, later
                         the trial has ended: the first epoch fills the cache, or nothing is kept
-                        it has not: the epoch begins without a cache, and workers get it when the trial has ended
-                        (``staging.late_plan``); without workers the next epoch does
+                        it has not: the epoch begins without a cache, and gets it when the trial has ended
+                        (``staging.late_plan``). A loader that gets no workers in any case does not wait
 
 The worker count is decided when a loader is first iterated. A loader without workers is reconsidered until its trial
 has ended and it is known whether making its batches draws random numbers; if it does, the loader gets none. A failure
@@ -51,7 +51,8 @@ from ..loader.describe import name_of
 from ..loader.loader_state import state_of
 from ..sampling.worker_init import only_seeds
 from ..staging.inputs import functions_of
-from ..staging.late_plan import LatePlan
+from ..staging.late_plan import LateHere, LatePlan
+from ..staging.samples import may_draw
 from ..staging.streams import dataset_inside
 from ..staging.trial import TrialResult
 from ..staging.users_code import names_in
@@ -63,6 +64,7 @@ from .given_workers import (
     UNSEEN,
     ScriptChanges,
     collates_long,
+    own_sampler,
     take_back,
     watch_draws,
     why_none,
@@ -71,6 +73,7 @@ from .given_workers import (
 from .managed_dataset import ManagedDataset
 
 WAIT_S = 1.0  # before the first batch; a longer trial continues beside the first epoch
+HERE_WAIT_S = 0.0  # for a loader that makes its first epoch without workers: it gets the cache during its epoch
 # The same for remote storage, where the trial's samples and the first epoch both take long; and for a stream, or for
 # persistent workers of a class with its own iterators: they keep the dataset that they are started with.
 LONG_WAIT_S = 4.0
@@ -134,7 +137,7 @@ class EpochChoice(NamedTuple):
 
     dataset: object = None
     collate_fn: Callable[..., Batch] | None = None
-    late: LatePlan | None = None
+    late: LatePlan | LateHere | None = None
     make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
 
 
@@ -277,7 +280,7 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     known.is_single_pass = _expects_single_pass(loader, known)
     is_far_away = known.waited_s == 0 and is_far(loader.dataset)
     is_long = loader._dataset_kind != 0 or is_far_away or (bool(why_own_count) and loader.persistent_workers)
-    waits_s = LONG_WAIT_S if is_long else WAIT_S
+    waits_s = LONG_WAIT_S if is_long else WAIT_S if _may_get_workers(loader) else HERE_WAIT_S
     known.begin_epoch(loader)
     is_first = (known.waited_s == 0 or known.is_fresh) and sum(_vain) < MOST_VAIN_S
     known.take_result(waits_s if is_first else 0, by_epoch=not is_long)
@@ -286,6 +289,17 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     if applied_to(loader).entry is None or (known.trial is None and applied_to(loader).is_undecided):
         _decide_settings(loader, known, applied, why_own_count)
     return known
+
+
+def _may_get_workers(loader: LoaderLike) -> bool:
+    """Whether a loader has workers, or may get some for its coming epoch once the trial has ended."""
+    if int(loader.num_workers) or ranks() > 1 or applied_to(loader).entry is not None:
+        return True
+    stays = state_of(loader).no_workers or why_not(loader, threads=True) or own_sampler(loader)
+    if stays:
+        return False
+    code = getattr(type(without_subsets(loader.dataset)).__getitem__, "__code__", None)
+    return code is None or not may_draw(names_in(original(code))[1])
 
 
 def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:

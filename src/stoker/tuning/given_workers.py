@@ -87,9 +87,9 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
         return "samples are views of the dataset's memory, and what the loop writes to a worker's batch would be lost"
     if found.may_print:
         return "samples may print or log, and the lines of workers come in another order"
-    for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
-        if sampler is not None and not type(sampler).__module__.startswith("torch.utils.data."):
-            return f"{type(sampler).__name__} is the script's own, and workers would ask it for batches ahead of time"
+    sampler = own_sampler(loader)
+    if sampler:
+        return f"{sampler} is the script's own, and workers would ask it for batches ahead of time"
     batch_s = (found.sample_s + found.collate_s) * (loader.batch_size or 1) / workers
     took_s = found.compare_s
     if took_s <= MOST_SHARE * batch_s:  # by the trial
@@ -106,6 +106,13 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
         f"the script may change data between batches, and to compare them takes {took_s * 1e3:.1f} ms of the "
         f"{batch_s * 1e3:.1f} ms of a batch"
     )
+
+
+def own_sampler(loader: LoaderLike) -> str:
+    """The class of a sampler that is not torch's; "" if all are."""
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    own = (x for x in samplers if x is not None and not type(x).__module__.startswith("torch.utils.data."))
+    return next((type(x).__name__ for x in own), "")
 
 
 def why_other_bits(loader: LoaderLike) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -35,7 +36,7 @@ from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs, functions_of
 from ..staging.isolate import Trial
-from ..staging.late_plan import LatePlan
+from ..staging.late_plan import LateHere, LatePlan
 from ..staging.node_cache import start_trial
 from ..staging.split import Split
 from ..staging.store.folder import root
@@ -250,11 +251,13 @@ class ManagedDataset:
         else:
             self.start_trial()
 
-    def late_plan(self, loader: LoaderLike) -> LatePlan | None:
-        """Returns how workers about to start receive the cache if the trial ends during their epoch; None if it has
-        ended, or there are no workers."""
-        if self.trial is None or self.staged is not None or self.is_single_pass or not int(loader.num_workers):
+    def late_plan(self, loader: LoaderLike) -> LatePlan | LateHere | None:
+        """Returns how an epoch that is about to begin receives the cache if the trial ends during it; None if it has
+        ended."""
+        if self.trial is None or self.staged is not None or self.is_single_pass:
             return None
+        if not int(loader.num_workers):
+            return LateHere(functools.partial(self._look_here, weakref.ref(loader)))
         started_with = Inputs(self.dataset)
 
         def ask(late: LatePlan) -> bool:
@@ -268,6 +271,18 @@ class ManagedDataset:
             return False
 
         return LatePlan(ask)
+
+    def _look_here(self, asking: weakref.ref[LoaderLike], late: LateHere) -> bool:
+        """Hands the cache to an iterator without workers. Returns whether it must ask again."""
+        with contextlib.suppress(Exception):  # the next epoch has the cache anyway
+            self.take_result(0)
+            if self.trial is not None:
+                return True
+            loader = asking()
+            staged = None if loader is None or self.staged is None else self.staged_for(loader)
+            if staged is not None and self.staged is not None and self.staged.usable:
+                late.publish(staged)
+        return False
 
     def _changes(self, found: TrialResult | None, before: Inputs) -> list[str]:
         """What the script has changed in the dataset since a fingerprint was taken. Ignores changes by loading samples,

@@ -68,7 +68,10 @@ class SeededTask(NamedTuple):
 
 
 class LateDataset(Protocol):
-    """Announces in the middle of an epoch that another dataset makes the same samples from a cache."""
+    """Announces in the middle of an epoch that another dataset makes the same samples from a cache. ``is_here``: to an
+    iterator without workers."""
+
+    is_here: bool
 
     def ask(self) -> bool: ...
 
