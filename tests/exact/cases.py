@@ -807,6 +807,16 @@ class BatchAsAWhole(Case):
         return [slow(i) + min(indices) for i in indices]
 
 
+class OfTwoInABatch(Case):
+    """Two samples are others where they meet in a batch."""
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [slow(i) + (3 if {7, 9} <= set(indices) else 0) for i in indices]
+
+
 class _Remembered(Case):
     """A library's object keeps what the random part of a sample gave it. One sample in six reads it."""
 

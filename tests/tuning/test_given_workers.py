@@ -80,6 +80,25 @@ class Sized:
         return torch.stack(samples)[:, : self.size]
 
 
+class Together(Sines):
+    """Its samples are made by the batch; ``together`` is given all of them."""
+
+    def __init__(self, together: Callable[[Sines, int, Any], Any]) -> None:
+        super().__init__()
+        self.together = together
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.together(self, max(indices), [self[i] for i in indices])
+
+
+def some_flipped(data: Sines, last: int, samples: list[Any]) -> Any:
+    return [x if keep > 0.5 else -x for x, keep in zip(samples, torch.rand(len(samples)).tolist(), strict=True)]
+
+
+def rarely_flipped(data: Sines, last: int, samples: list[Any]) -> Any:
+    return some_flipped(data, last, samples) if last == N - 1 else samples
+
+
 def broken(data: Sines, i: int, x: Any) -> Any:
     if i == N // 2:
         raise Corrupt("a.jpg", i)
@@ -185,6 +204,17 @@ def written_to(loader_of: Callable[..., Any]) -> Iterator[Any]:
         for batch in loader:
             batch += 1
             yield batch.clone()
+
+
+def together(also: Callable[..., Any]) -> Script:
+    def script(loader_of: Callable[..., Any]) -> Iterator[Any]:
+        SEEN.clear()
+        loader = loader_of(Together(also), batch_size=BATCH, shuffle=True)
+        for _ in range(EPOCHS):
+            for batch in loader:
+                yield batch, len(SEEN)
+
+    return script
 
 
 def error_caught(loader_of: Callable[..., Any]) -> Iterator[Any]:
@@ -354,6 +384,10 @@ SCRIPTS = {
     "a global changed between batches": global_step,
     "samples append to a global": seen(in_a_global),
     "rare samples append to a global": seen(in_a_rare_branch),
+    "batches made at once draw": together(some_flipped),
+    "batches made at once rarely draw": together(rarely_flipped),
+    "batches made at once append to a global": together(in_a_global),
+    "rare batches made at once append to a global": together(in_a_rare_branch),
     "a collate function that counts": collate_counts,
     "a sampler that is looked at": sampler_asked,
     "a sampler within torch's that is looked at": sampler_within_asked,
@@ -392,6 +426,7 @@ def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) 
     made = list(SCRIPTS[name](Loader))
     assert equal_bits(made, plain)
     assert applied
+    print("REASON", [(e["reason"], e["to"]) for e in applied.values()])
 
 
 PLAYED = ["an error that is caught", "what one worker changes", "two at once", "what the first sample of a worker sets"]

@@ -130,7 +130,7 @@ class Executed:
 
     def __init__(self, dataset: object, lasting: Collection[int] = ()) -> None:
         self._dataset = dataset
-        self._lasting = lasting  # ids of objects that existed before the code ran; (): unknown
+        self.lasting = lasting  # ids of objects that existed before the code ran; (): unknown
         # attributes, globals and strings mentioned in the code, including the user's functions that it names
         self.names: set[str] = set()
         self.user_names: set[str] = set()  # those mentioned outside libraries
@@ -152,6 +152,11 @@ class Executed:
         self._classes: dict[type, None] = {}
 
     @property
+    def users_code(self) -> set[types.CodeType]:
+        """The user's functions that ran."""
+        return {code for code in self._run if not is_library(code)}
+
+    @property
     def written(self) -> set[str]:
         """Attributes and global variables that the user's code changes, in any branch that no setting disables."""
         return set().union(*self._written.values())
@@ -159,7 +164,7 @@ class Executed:
     @property
     def stored_in_lasting(self) -> set[str]:
         """Attributes of objects outliving the sample that methods, including those of libraries, assign to."""
-        return {name for name, objects in self.stored.items() if any(id(x) in self._lasting for x in objects)}
+        return {name for name, objects in self.stored.items() if any(id(x) in self.lasting for x in objects)}
 
     def run(self, fn: Callable[[], T]) -> T:
         """Runs a function as if in a worker process, and observes each Python function that it calls."""
@@ -223,7 +228,7 @@ class Executed:
         code = frame.f_code
         if code in self._written_by_run or is_library(code) or not _written(code):
             return
-        if self._lasting and bound is not None and not isinstance(bound, type) and id(bound) not in self._lasting:
+        if self.lasting and bound is not None and not isinstance(bound, type) and id(bound) not in self.lasting:
             self._written.setdefault(code, frozenset())  # a method of an object that was created for this sample
             return
         self._written_by_run.add(code)

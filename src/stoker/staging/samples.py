@@ -34,7 +34,7 @@ from .isolate import output_size, tell_sample_time
 from .plan import globals_now
 from .store.encode import CacheError
 from .switches import names_stored
-from .users_code import names_in
+from .users_code import has_branches, names_in
 from .value_digests import Entry, readable
 
 # Names that differ between processes or threads.
@@ -125,6 +125,7 @@ class TrialSamples:
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset caches what it loaded
         self.varies = False  # a part without draws gave other bits on a repeat: something unseen keeps a state
         self.draws = False  # loading a sample advanced a generator
+        self.only_together = ""  # why nothing that single samples show holds for batches
         self.sample_s = float("inf")  # seconds per sample, the minimum
         self.collate_s = float("inf")  # collate time per sample; infinite if unknown
         # module and name of the global variables that its code reads, as far as known
@@ -439,6 +440,8 @@ class TrialSamples:
     @property
     def only_in_workers(self) -> str:
         """Why no other process may emulate the loader's workers; "" if one may."""
+        if self.only_together:
+            return self.only_together
         if self.draws_once:
             return "a function with lru_cache may draw random numbers once in each process"
         if self.made_once:
@@ -451,7 +454,16 @@ class TrialSamples:
         code = Executed(self.dataset, Inputs(self.dataset, digests=False).objects)
         self.seed_anew()
         code.run(lambda: self.make(self.loaded[0]))
+        if self._makes_batches:
+            with contextlib.suppress(Exception):  # the user's
+                code.run(lambda: self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]
         return code
+
+    @property
+    def _makes_batches(self) -> bool:
+        """Whether the loader asks for all samples of a batch at once."""
+        inner = without_subsets(self.dataset)  # a subset delegates to it, or asks for samples one at a time
+        return not self.by_batch and callable(getattr(inner, "__getitems__", None))
 
     def whole(self, i: Index) -> Whole:
         """Returns a sample as made by the dataset; makes the first samples only once."""
@@ -459,17 +471,33 @@ class TrialSamples:
 
     def batches_differ(self) -> str:
         """Why samples must not be requested one at a time; "" if they may be."""
-        inner = without_subsets(self.dataset)  # a subset delegates to it, or asks for samples one at a time
-        if self.by_batch or not callable(getattr(inner, "__getitems__", None)):
+        if not self._makes_batches:
             return ""
         for indices in (self.loaded, self.loaded[:0:-1]):  # the second time without the dataset's first sample
-            self.seed(5)
+            before = self.seed(5)
             together = list(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]
+            self.draws |= bool(before.moved())
             after = self.states().in_order()
             self.seed(5)
             alone = [self.dataset[i] for i in indices]
             if not equal_bits(together, alone) or self.states().in_order() != after:
-                return "its __getitems__ returns other samples than __getitem__"
+                self.only_together = "its __getitems__ returns other samples than __getitem__"
+                break
+        else:
+            self.only_together = self._done_by_batch()
+        return self.only_together
+
+    def _done_by_batch(self) -> str:
+        """What the user's ``__getitems__`` may do beside making samples: then samples cannot stand for batches."""
+        alone, together = (Executed(self.dataset, self._executed.lasting) for _ in range(2))
+        alone.run(lambda: [self.make(i) for i in self.loaded])
+        together.run(lambda: self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]
+        names = together.user_names - alone.user_names
+        written = together.written - alone.written
+        if written or names & OUTPUT or may_draw(names):
+            return f"its __getitems__ may change, print or draw something: {min(written or names & OUTPUT or names)}"
+        if any(map(has_branches, map(original, together.users_code - alone.users_code))):
+            return "its __getitems__ decides something, so that a sample may depend on the others of its batch"
         return ""
 
     def readable(self) -> tuple[MapDataset, Attributes]:

@@ -163,7 +163,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Changing) -> Tri
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
         assigns=is_kept and bool(samples.opened or samples.made or samples.assigned),
-        only_in_workers=samples.only_in_workers if is_kept else samples.made_once,
+        only_in_workers=samples.only_in_workers if is_kept else samples.only_together or samples.made_once,
         draws=samples.draws,
         may_print=samples.may_print,
         may_draw=samples.may_draw,

@@ -147,6 +147,13 @@ def attributes_read(code: types.CodeType) -> frozenset[tuple[str, ...]]:
 
 
 @functools.lru_cache(maxsize=4096)
+def has_branches(code: types.CodeType) -> bool:
+    """Whether a function decides anything: ``with`` and ``assert`` do not count."""
+    names = [op.opname for c in codes_of(code) for op in dis.get_instructions(c)]
+    jumps = sum("JUMP_IF" in name or name.startswith("POP_JUMP") for name in names)
+    return jumps > names.count("WITH_EXCEPT_START") + names.count("LOAD_ASSERTION_ERROR")
+
+
 def uses_hashes(code: types.CodeType) -> bool:
     """Whether a function asks for hashes, or builds a set, whose order depends on them."""
     for c in codes_of(code):
