@@ -21,12 +21,14 @@ def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch
         "_made": deque(),
         "_vain": [],
         "_lost": [],
+        "_tried_s": [],
         "_released": [],
         "_kept_by_script": set(),
         "keep_freed_memory": lambda: None,
     }.items():
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
+    monkeypatch.setattr(apply, "TRIAL_SHARE", math.inf)  # scripts take little time here
     for name in ("WAIT_S", "HERE_WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
     for name in ("WAIT_SHARE", "MUCH_S"):  # epochs take little time here

@@ -125,7 +125,7 @@ def decoder(path: str) -> str:
 @functools.cache  # called for each frame of a sample; os.path.relpath makes a system call for the current folder
 def short(path: str) -> str:
     """The path relative to the current folder, if it is inside."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):
         relative = os.path.relpath(path)
         if not relative.startswith(".."):
             return relative

@@ -43,7 +43,7 @@ from ..core.errors import StokerError
 from ..core.nested import pin
 from ..core.random_state import RandomState, preserved
 from ..core.types import Batch, Index, LoaderLike
-from ..sampling.generators import namespace, own_copies
+from ..sampling.generators import Found, find_generators, namespace, own_copies
 from ..transport.thread_slots import HeapWriter
 from ..workers.collate import SlotCollate
 from ..workers.exceptions import Caught
@@ -152,6 +152,8 @@ class EmulatedWorkersIter(WorkerlessIter):
     that fails, no random number has been drawn."""
 
     def __init__(self, loader: LoaderLike, own: Sequence[tuple[object, Callable[..., Batch]]]) -> None:
+        self._shared = _shared_generators(loader, own)
+        self._at_start = RandomState(self._shared, ())
         super().__init__(loader)
         self._one_thread = OneThread()
         self._worker_init_fn = loader.worker_init_fn
@@ -169,10 +171,11 @@ class EmulatedWorkersIter(WorkerlessIter):
         )
         collate = _Collate(collate_fn, self._heap, self._auto_collation, self._one_thread)
         fetcher = BatchFetcher(_DatasetKind.Map, dataset, self._auto_collation, collate, self._drop_last)
-        return _EmulatedWorker(int(self._base_seed), info, collate, fetcher, self._worker_init_fn)
+        shared = self._shared, self._at_start
+        return _EmulatedWorker(int(self._base_seed), info, collate, fetcher, self._worker_init_fn, shared)
 
     def _run(self, number: int, indices: Index) -> Batch:
-        with preserved(), self._one_thread:
+        with preserved(*(generator for _, generator in self._shared)), self._one_thread:
             return self._emulated[number % self._num_workers].run(indices)
 
 
@@ -186,12 +189,14 @@ class _EmulatedWorker:
         collate: SlotCollate,
         fetcher: BatchFetcher,
         init_fn: Callable[[int], object] | None,
+        shared: tuple[Found, RandomState],
     ) -> None:
         self._base_seed = base_seed
         self._info = info
         self._init_fn = init_fn
         self._collate = collate
         self._fetcher = fetcher
+        self._shared, self._at_start = shared  # generators that it has in common with the script, and their first state
         self._state: RandomState | None = None
 
     def run(self, indices: Index) -> Batch:
@@ -207,12 +212,13 @@ class _EmulatedWorker:
         finally:
             self._collate.finish()  # frees the slot after an error
             torch_worker._worker_info = before
-            self._state = RandomState()
+            self._state = RandomState(self._shared)
 
     def _load_state(self) -> None:
         if self._state is not None:
             self._state.restore()
             return
+        self._at_start.restore()
         random.seed(self._info.seed)
         torch.default_generator.manual_seed(self._info.seed)
         np.random.seed(_generate_state(self._base_seed, self._info.id))
@@ -253,6 +259,14 @@ def worker_copies(loader: LoaderLike, alone: bool = False) -> list[tuple[object,
     the dataset, because samples may set its attributes. Otherwise all workers started later would share a file that the
     script's own dataset had opened, and its offset. Raises any exception that copying an object raises."""
     return [_copies(loader.dataset, loader.collate_fn, alone) for _ in range(loader.num_workers)]
+
+
+def _shared_generators(loader: LoaderLike, own: Sequence[tuple[object, Callable[..., Batch]]]) -> Found:
+    """The generators that no copy of the dataset and the collate function has for itself: those of modules, classes and
+    closures, of which each of torch's workers has one as it was when the epoch began."""
+    scripts = {id(generator) for _, generator in find_generators(loader.dataset, loader.collate_fn)}
+    found = [pair for copies in own for pair in find_generators(*copies) if id(pair[1]) in scripts]
+    return list({id(generator): (path, generator) for path, generator in found}.values())
 
 
 def _copies(dataset: object, collate_fn: Callable[..., Batch], alone: bool) -> tuple[object, Callable[..., Batch]]:

@@ -98,6 +98,7 @@ class ChangeWatch:
         # The script's process watches the files; workers need not. File stamps are read once.
         self._files = sources(self._before) if torch.utils.data.get_worker_info() is None else None
         self.functions = tuple(self._before.functions.values())  # the user's functions that the cached part may run
+        self._before.let_go()
         self._next_check = 0.0
         self.forks_are_same = False  # no code of the user runs in a worker between its fork and its first sample
         self._asked: set[Index] = set()

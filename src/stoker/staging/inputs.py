@@ -541,9 +541,10 @@ class Inputs(ComparedInputs):
     def _add_opaque(self, path: str, x: object, why: str = "") -> None:
         self.entries[path] = self._opaque_entry(path, x, why)
 
-    def let_go(self, root: object) -> Inputs:
-        """Drops the reference to the root object. Returns self."""
-        self._seen.pop(id(root), None)
+    def let_go(self) -> Inputs:
+        """Drops the references to objects, but for those that are known by their id: the script may delete one, and see
+        that by a weak reference or ``__del__``. Returns self."""
+        self._seen = {key: (n, None if path else x, path) for key, (n, x, path) in self._seen.items()}
         return self
 
 

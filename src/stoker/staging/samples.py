@@ -424,6 +424,13 @@ class TrialSamples:
         return self.draws and bool(self._caches)
 
     @property
+    def forgets(self) -> str:
+        """A function with ``lru_cache`` that keeps a limited number of results; "" if none. Which ones it keeps depends
+        on each call."""
+        limited = (f for f in self._caches if f.cache_parameters()["maxsize"] is not None)
+        return next((f.__name__ for f in limited), "")
+
+    @property
     def made_once(self) -> str:
         """Describes what loading the first sample opens or sets in each process; "" if nothing. Plain data of datasets
         do not count, because each emulated worker has its own copy. Those of helpers do: workers share them."""
@@ -442,8 +449,8 @@ class TrialSamples:
         """Why no other process may emulate the loader's workers; "" if one may."""
         if self.only_together:
             return self.only_together
-        if self.draws_once:
-            return "a function with lru_cache may draw random numbers once in each process"
+        if self._caches:
+            return "a function with lru_cache remembers in each process what it returned there"
         if self.made_once:
             return self.made_once
         named = sorted(self._executed.user_names & OF_PROCESS)

@@ -82,6 +82,7 @@ class TrialResult(NamedTuple):
     is_view: bool = True  # samples may be views of the dataset's memory
     is_stateless: bool = False  # loading a sample changes nothing in the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, even if only on first use
+    forgets: str = ""  # a function that keeps a limited number of its results
     only_in_workers: str = ""  # why no other process may emulate workers
     draws: bool = False  # making a sample advanced a random generator
     may_print: bool = False  # the user's code names functions that print, log or write
@@ -165,6 +166,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Changing) -> Tri
         assigns=is_kept and bool(samples.opened or samples.made or samples.assigned),
         only_in_workers=samples.only_in_workers if is_kept else samples.only_together or samples.made_once,
         draws=samples.draws,
+        forgets=samples.forgets,
         may_print=samples.may_print,
         may_draw=samples.may_draw,
         compare_s=compare_s,

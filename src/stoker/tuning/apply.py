@@ -24,10 +24,11 @@ import gc
 import math
 import os
 import sys
+import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import parent_process
 from typing import Any, NamedTuple
 
@@ -79,10 +80,13 @@ HERE_WAIT_S = 0.0  # for a loader that makes its first epoch without workers: it
 LONG_WAIT_S = 4.0
 MOST_VAIN_S = 2.0  # spent waiting for trials that did not end: a script may recreate its dataset each epoch
 MOST_LOST = 3  # trials that did not end before the script dropped their datasets
-LOST_DELAY_S = 10.0  # after that, a dataset must have been in use for this long
+FEW_DATASETS = 4  # any more are tried later
+TRIAL_SHARE = 0.1  # if trials took more of the time so far
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
 MOST_DATASETS = 8  # remembered at most
 MOST_LEFT_BYTES = 64 << 20  # held by a cached dataset that the script has dropped, in case it makes the same one again
+TOO_MANY_LOST = "the script has dropped other datasets before their trial run had ended"
+TOO_LONG = "trial runs of other datasets took much of the time so far"
 BY_SCRIPT = "; cached batches are loaded in the script's own process where that is faster"
 TAKEN_OVER = "; workers took over where that failed but they succeeded:"
 WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
@@ -93,6 +97,8 @@ _datasets: list[ManagedDataset] = []
 _entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader name
 _vain: list[float] = []  # seconds spent waiting for trials that did not end
 _lost: list[int] = []  # an item for each trial that ended because the script dropped its dataset
+_tried_s: list[float] = []  # of datasets that are not remembered any more: seconds that the script waited for trials
+_began = [time.monotonic()]
 _released: list[Callable[[], MapDataset | None]] = []  # datasets whose caches were freed
 _kept_by_script: set[bool] = set()  # not empty: the script had kept one of them, and used it again
 _with_gradients: set[bool] = set()  # whether gradients were enabled when epochs began; holds both values seen
@@ -103,6 +109,7 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
     """Returns the function that makes iterators from now on. ``applied`` receives one entry per loader: ``{"from":
     settings, "to": settings, "reason": text, "measured_s": seconds, "cache": what is kept}``."""
     keep_freed_memory()
+    _began[0] = time.monotonic()
 
     def make_iterator(loader: LoaderLike) -> Iterator[Batch]:
         if _is_in_a_sample():
@@ -327,15 +334,27 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
                 _released.append(known.release())
             gc.collect()  # the parts of a cached dataset refer to each other
         _lost.extend(0 for known in _datasets if known.is_lost)
-        _datasets[:] = [known for known in _datasets if known.dataset is not None]
-        if len(_datasets) == MOST_DATASETS:
-            _datasets.pop(0).end_trial()
-        known = ManagedDataset(loader, not _is_trying(), LOST_DELAY_S if len(_lost) >= MOST_LOST else 0.0)
+        why_late = TOO_MANY_LOST if len(_lost) >= MOST_LOST else TOO_LONG if _tries_too_much() else ""
+        _forget([known for known in _datasets if known.dataset is None] or _datasets[: 1 - MOST_DATASETS])
+        known = ManagedDataset(loader, not _is_trying(), why_late)
         _datasets.append(known)
     elif known.is_due and not _is_trying():
         known.start_trial()
     known.serve(asked)
     return known
+
+
+def _tries_too_much() -> bool:
+    """Whether trials took much of the script's time: it may have a hundred small datasets."""
+    spent = _tried_s + [known.start_s + known.waited_s for known in _datasets]
+    return len(spent) >= FEW_DATASETS and sum(spent) > TRIAL_SHARE * (time.monotonic() - _began[0])
+
+
+def _forget(datasets: Sequence[ManagedDataset]) -> None:
+    for known in datasets:
+        known.end_trial()
+        _tried_s.append(known.start_s + known.waited_s)
+        _datasets.remove(known)
 
 
 def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObject, why_own_count: str) -> None:

@@ -51,7 +51,7 @@ class ScriptChanges:
         self._staged = staged
         self._made_from = _made_from(loader)
         self._opened = found.opened or {}
-        self._before = Inputs(*self._made_from)
+        self._before = Inputs(*self._made_from).let_go()
         self.is_complete = not self._before.why_incomplete(self._opened)
 
     def __call__(self) -> str:
@@ -174,6 +174,8 @@ def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     order is drawn too, as a reason; "" if it draws none."""
     applied = applied_to(loader)
     seen = applied.draws
+    if find_generators(loader.dataset, loader.collate_fn):
+        return "its samples have random generators, which are seeded in workers"
     if found.draws or seen.moved:
         return "loading its batches draws random numbers, which changes what the script draws next"
     may_draw = found.may_draw or not is_plain(loader.collate_fn) or applied.was_taken_back
@@ -201,7 +203,7 @@ def watch_draws(loader: LoaderLike, it: Any) -> None:
     if fetcher is None or not applied_to(loader).is_undecided:
         return
     seen = applied_to(loader).draws
-    seen.made_from = seen.made_from or Inputs(*_made_from(loader))
+    seen.made_from = seen.made_from or Inputs(*_made_from(loader)).let_go()
     generators = find_generators(loader.collate_fn)
     generators += [] if loader.generator is None else [("generator", loader.generator)]
     it._dataset_fetcher = _WatchedFetcher(fetcher, seen, generators)

@@ -57,6 +57,7 @@ WAIT_SHARE = 0.5  # of an epoch: longer waiting for a trial costs more than anot
 LEAST_WAIT_S = 0.25  # which is also the limit as long as the time of a sample is not known, if digesting the dataset
 MUCH_S = 0.02  # takes longer than this: the trial does so, too, before it loads a sample
 LOOK_S = 0.01  # between two looks at what is known of an epoch's time
+DELAY_S = 10.0
 FEWEST_SAMPLES = 8  # smaller datasets get no trial
 MOST_SERVED = 8  # subsets remembered
 NEW_CALLS = 0.9  # share of new results in an epoch above which a cache of calls is useless
@@ -65,10 +66,10 @@ LEAST_SHARE = 0.05  # of a dataset that must fit into the cache
 
 class ManagedDataset:
     """The dataset of one of the script's loaders, and what is known about it. Without a cache, the dataset is
-    referenced only weakly: once the script drops it, its trial ends. ``may_try``: no other trial runs. ``delay_s``:
-    how long the script must keep the dataset before a trial starts."""
+    referenced only weakly: once the script drops it, its trial ends. ``may_try``: no other trial runs. ``why_late``:
+    why its trial starts only once the script has used the dataset for ``DELAY_S``; "" for at once."""
 
-    def __init__(self, loader: LoaderLike, may_try: bool = True, delay_s: float = 0.0) -> None:
+    def __init__(self, loader: LoaderLike, may_try: bool = True, why_late: str = "") -> None:
         asked = loader.dataset
         dataset = without_subsets(asked)
         self._dataset = _weakly(dataset)
@@ -109,13 +110,13 @@ class ManagedDataset:
         self.waits = False  # waits until no other trial runs
         self._is_second = False  # the first trial could not load any sample
         self._threads_matter = True  # see ``set_threads_matter``
-        self._not_before = time.monotonic() + delay_s
+        self._not_before = time.monotonic() + (DELAY_S if why_late else 0.0)
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is already staged"
         elif len(dataset) < FEWEST_SAMPLES:
             self.reason = f"{len(dataset)} samples are too few for a trial run"
-        elif delay_s:
-            self.reason = "the script has dropped other datasets before their trial run had ended"
+        elif why_late:
+            self.reason = why_late
             self.waits = True
         elif may_try:
             self.start_trial()
@@ -144,7 +145,7 @@ class ManagedDataset:
             self.trial = start_trial(dataset, LIMIT_S, changing, self._indices, sampler, fn, alone)
             self.reason = "the trial run has not finished yet"
             forked = time.thread_time()
-            self._looked_at = Inputs(dataset).let_go(dataset)  # in parallel with the trial
+            self._looked_at = Inputs(dataset).let_go()  # in parallel with the trial
             self._digest_s, self.nbytes = time.thread_time() - forked, self._looked_at.nbytes
             with contextlib.suppress(TypeError):
                 gone = weakref.finalize(dataset, self.trial.close)
@@ -258,7 +259,7 @@ class ManagedDataset:
             return None
         if not int(loader.num_workers):
             return LateHere(functools.partial(self._look_here, weakref.ref(loader)))
-        started_with = Inputs(self.dataset)
+        started_with = Inputs(self.dataset).let_go()
 
         def ask(late: LatePlan) -> bool:
             with contextlib.suppress(Exception):  # the next epoch has the cache anyway
@@ -384,6 +385,9 @@ class ManagedDataset:
         """Returns the loader's dataset with its cache; None to go without. Without workers the dataset's own cache is
         used, which the script can inspect."""
         if self.staged is None or self.is_single_pass or (self.own_cache and not loader.num_workers):
+            return None
+        if self.found is not None and self.found.forgets and not int(loader.num_workers):
+            self.reason = f"{self.found.forgets} has an lru_cache of limited size, which each call may change"
             return None
         changed = self._changed_by(loader, [loader.collate_fn, loader.worker_init_fn], self.staged)
         if changed:
