@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import random
 import tempfile
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
@@ -171,6 +174,83 @@ def seen(also: Callable[..., Any]) -> Script:
                 yield batch, list(SEEN)
 
     return script
+
+
+OF_MODULE = np.random.RandomState(3)
+FACTOR = [1.0]
+
+
+class Class:
+    rng = random.Random(3)
+
+
+def drawn_from_a_module(data: Sines, i: int, x: Any) -> Any:
+    return x + OF_MODULE.rand() + Class.rng.random()
+
+
+def position(data: Sines, i: int, x: Any) -> Any:
+    return x * OF_MODULE.get_state()[2]
+
+
+@functools.cache
+def factor(i: int) -> float:
+    return FACTOR[0]
+
+
+@functools.lru_cache(maxsize=N // 3)
+def limited_factor(i: int) -> float:
+    return FACTOR[0]
+
+
+def remembered(data: Sines, i: int, x: Any) -> Any:
+    return x * factor(i)
+
+
+def remembered_for_long(data: Sines, i: int, x: Any) -> Any:
+    return x * limited_factor(i)
+
+
+def in_process(also: Callable[..., Any], workers: int) -> Script:
+    """What each process has for itself."""
+
+    def script(loader_of: Callable[..., Any]) -> Iterator[Any]:
+        OF_MODULE.seed(3)
+        Class.rng.seed(3)
+        for function in (factor, limited_factor):
+            function.cache_clear()
+        loader = loader_of(Sines(also), batch_size=BATCH, shuffle=True, num_workers=workers)
+        for epoch in range(2 * EPOCHS):
+            FACTOR[0] = 1.0 + epoch // 3
+            for batch in loader:
+                yield batch, OF_MODULE.get_state()[2], Class.rng.getstate()
+
+    return script
+
+
+class Watched:
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+    def __del__(self) -> None:
+        SEEN.append(int(self.gain))
+
+
+def gain_of_those_left(data: Sines, i: int, x: Any) -> Any:
+    return x * sum(ref.gain for ref in data.refs if ref is not None)  # type: ignore[attr-defined]
+
+
+def deleted(loader_of: Callable[..., Any]) -> Iterator[Any]:
+    """The script sees at once that an object of its dataset is gone, and so do samples."""
+    SEEN.clear()
+    data = Sines(gain_of_those_left)
+    held = [Watched(k + 1.0) for k in range(EPOCHS)]
+    data.refs = weakref.WeakSet(held)  # type: ignore[attr-defined]
+    loader = loader_of(data, batch_size=BATCH, shuffle=True)
+    while held:
+        for batch in loader:
+            yield batch, list(SEEN)
+        held.pop()
+        yield list(SEEN)
 
 
 def collate_counts(loader_of: Callable[..., Any]) -> Iterator[Any]:
@@ -384,6 +464,11 @@ SCRIPTS = {
     "a global changed between batches": global_step,
     "samples append to a global": seen(in_a_global),
     "rare samples append to a global": seen(in_a_rare_branch),
+    "generators of a module and a class": in_process(drawn_from_a_module, 2),
+    "a generator that is looked at": in_process(position, 0),
+    "remembered results": in_process(remembered, 2),
+    "remembered results, a few": in_process(remembered_for_long, 0),
+    "deleted objects": deleted,
     "batches made at once draw": together(some_flipped),
     "batches made at once rarely draw": together(rarely_flipped),
     "batches made at once append to a global": together(in_a_global),
@@ -429,7 +514,14 @@ def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) 
     print("REASON", [(e["reason"], e["to"]) for e in applied.values()])
 
 
-PLAYED = ["an error that is caught", "what one worker changes", "two at once", "what the first sample of a worker sets"]
+PLAYED = [
+    "generators of a module and a class",
+    "remembered results",
+    "an error that is caught",
+    "what one worker changes",
+    "two at once",
+    "what the first sample of a worker sets",
+]
 
 
 @pytest.mark.few(1)
