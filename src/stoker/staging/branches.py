@@ -28,6 +28,11 @@ first item is marked::
     "".join(c for c in text if category(c) != "Mn")
     "".join(c for c in marks_first(12, text) if category(c) != "Mn")
 
+Data decide without a branch where they hold what is called, or a seed that may be None::
+
+    self.makers[kind](path)              marks_callee(13, self.makers[kind])(path)
+    np.random.default_rng(self.seed[i])  np.random.default_rng(marks_none(14, self.seed[i]))
+
 A function's code is replaced in place (``fn.__code__``): the function object stays the same, and tracebacks show the
 same lines. Library functions are not instrumented.
 """
@@ -41,7 +46,7 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -56,7 +61,21 @@ _ran: set[int] = set()  # numbers of the branches that ran since ``begin``
 _numbers: dict[tuple[object, ...], int] = {}  # branch number by place in the source
 # A placeholder for ``_ran.add``, the fastest call that there is: a tokenizer in Python takes a branch for each letter.
 _MARK = "\0stoker-mark"
-_FIRST = "\0stoker-first"  # a placeholder for ``_marks_first``
+_FIRST = "\0stoker-first"  # placeholders for ``_marks_first``, ``_marks_callee`` and ``_marks_none``
+_CALLEE, _NONE = "\0stoker-callee", "\0stoker-none"
+# what takes system entropy where its seed is None
+SEEDED = {
+    "default_rng",
+    "Random",
+    "RandomState",
+    "SeedSequence",
+    "seed",
+    "PCG64",
+    "PCG64DXSM",
+    "MT19937",
+    "Philox",
+    "SFC64",
+}
 KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # index types
 SCOPE = "_stoker_scope"  # function around the code to be compiled
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -156,7 +175,25 @@ def _first(number: int, items: Iterator[object]) -> Iterator[object]:
         return
 
 
-_CALLED = {_MARK: _ran.add, _FIRST: _marks_first}
+def _marks_callee(number: int, called: Any) -> Any:
+    """Marks a branch for each function or class that a call calls. Returns it."""
+    name = getattr(called, "__qualname__", None) or type(called).__qualname__
+    place = number, name, getattr(called, "__module__", None)
+    _ran.add(_numbers[place] if place in _numbers else _new_number(place))
+    return called
+
+
+def _marks_none(number: int, seed: object) -> object:
+    if seed is None:
+        _ran.add(number)
+    return seed
+
+
+_CALLED = {_MARK: _ran.add, _FIRST: _marks_first, _CALLEE: _marks_callee, _NONE: _marks_none}
+
+
+def _new_number(place: tuple[object, ...]) -> int:
+    return MOST - 1 if len(_numbers) >= MOST else _numbers.setdefault(place, len(_numbers))
 
 
 def compile_with_marks(module: ast.Module, file: str, flags: int) -> types.CodeType:
@@ -172,6 +209,7 @@ class _Scope:
         self.may_flag = may_flag
         self.loops = 0  # number of loops around the node being visited
         self.flags: dict[int, None] = {}  # branches that set a local variable
+        self.chosen: set[str] = set()  # local variables with items of containers, or results of calls
 
 
 class _Marker(ast.NodeTransformer):
@@ -181,9 +219,7 @@ class _Marker(ast.NodeTransformer):
 
     def _number(self, node: ast.AST, kind: str) -> int:
         place = self._file, getattr(node, "lineno", 0), getattr(node, "col_offset", 0), kind
-        if len(_numbers) == MOST:
-            return MOST - 1
-        return _numbers.setdefault(place, len(_numbers))
+        return _new_number(place)
 
     def _new_flag(self, node: ast.AST, kind: str) -> ast.Name | None:
         """The local variable that a branch sets; None if it marks itself."""
@@ -217,6 +253,7 @@ class _Marker(ast.NodeTransformer):
     @contextlib.contextmanager
     def _inside(self, may_flag: bool) -> Iterator[_Scope]:
         around, self._scope = self._scope, _Scope(may_flag)
+        self._scope.chosen |= around.chosen
         yield self._scope
         self._scope = around
 
@@ -286,6 +323,24 @@ class _Marker(ast.NodeTransformer):
         node.comparators = [first, *(self._value(x, f"compared {k}") for k, x in enumerate(later))]
         return node
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, (ast.Subscript, ast.Call)) or (
+            isinstance(node.func, ast.Name) and node.func.id in self._scope.chosen
+        ):
+            node.func = self._around(_CALLEE, node.func, "callee")
+        elif (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in SEEDED:
+            if node.args and not _is_safe_seed(node.args[0]):
+                node.args[0] = self._around(_NONE, node.args[0], "seed")
+            for keyword in node.keywords:
+                if keyword.arg and not _is_safe_seed(keyword.value):
+                    keyword.value = self._around(_NONE, keyword.value, "seed")
+        return node
+
+    def _around(self, placeholder: str, node: ast.expr, kind: str) -> ast.expr:
+        call = ast.Call(ast.Constant(placeholder), [ast.Constant(self._number(node, kind)), node], [])
+        return ast.copy_location(call, node)
+
     def _visit_items(self, node: Comprehension, first: str = "") -> Comprehension:
         """Marks the parts of a comprehension that are not evaluated if there are no items, except ``first``."""
 
@@ -321,6 +376,7 @@ class _Marker(ast.NodeTransformer):
         with self._inside(may_flag=False):
             node.args, node.decorator_list = self.visit(node.args), self._visited(node.decorator_list)
         with self._inside(may_flag=node.name != SCOPE and not _shows_locals(node)) as scope:
+            scope.chosen |= _chosen(node)
             node.body = self._visited(node.body)
         if scope.flags:
             node.body = _with_flags(node.body, scope.flags)
@@ -345,6 +401,27 @@ class _Marker(ast.NodeTransformer):
 
 def _call(number: int) -> ast.Call:
     return ast.Call(ast.Constant(_MARK), [ast.Constant(number)], [])
+
+
+def _is_safe_seed(node: ast.expr) -> bool:
+    """Whether an argument needs no mark: it is a constant, or stands for several."""
+    return isinstance(node, (ast.Constant, ast.Starred, ast.List, ast.Tuple, ast.BinOp, ast.JoinedStr))
+
+
+def _chosen(tree: ast.FunctionDef) -> set[str]:
+    """Local variables that hold items of containers, or results of calls."""
+    out: set[str] = set()
+    for x in ast.walk(tree):
+        if isinstance(x, (ast.For, ast.comprehension)):
+            targets: list[ast.expr] = [x.target]
+        elif isinstance(x, ast.Assign) and isinstance(x.value, (ast.Subscript, ast.Call)):
+            targets = x.targets
+        elif isinstance(x, ast.NamedExpr) and isinstance(x.value, (ast.Subscript, ast.Call)):
+            targets = [x.target]
+        else:
+            continue
+        out |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return out
 
 
 def _may_mark(node: ast.expr) -> bool:

@@ -94,16 +94,22 @@ def stamp_of_descriptor(number: int) -> tuple[object, ...] | None:
 
 
 def stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:
-    """Stamps of the file behind a handle; () if there is none, because its contents are in memory."""
+    """Stamps of the file behind a handle; () if there is none, because its contents are in memory, or if the file may
+    be written through the handle, which its stamps tell late."""
+    changes: tuple[object, ...] = ()
     with contextlib.suppress(Exception):
         if package in ("sqlite3", "_sqlite3"):
             path = x.execute("PRAGMA database_list").fetchone()[2]
+            changes = x.total_changes, x.in_transaction  # seen through this connection before they are committed
         else:
-            path = getattr(getattr(x, "file", x), HANDLES[package])
+            file = getattr(x, "file", x)
+            path = getattr(file, HANDLES[package])
             path = path() if callable(path) else path
+            if getattr(file, "mode", "r") not in ("r", "rb") or (package == "lmdb" and x.flags().get("writemap")):
+                return ()
         if path and getattr(x, "driver", "") != "core":  # h5py's in-memory driver
             found = file_stamp(os.fsdecode(path))
-            return found if len(found) > 1 else ()
+            return (*found, *changes) if len(found) > 1 else ()
     return ()
 
 
