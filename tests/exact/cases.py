@@ -6,6 +6,7 @@ import abc
 import builtins
 import collections
 import configparser
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -19,6 +20,7 @@ import pickle
 import queue
 import random
 import secrets
+import sqlite3
 import sys
 import time
 import types
@@ -431,6 +433,97 @@ class RareFreshGenerator(_Rare):
 class RareSecrets(_Rare):
     def augment(self, x: Any) -> Any:
         return x + secrets.randbelow(1 << 30)
+
+
+class SeedOfTheRecord(Case):
+    """Some records ask for another augmentation each time. No branch tells."""
+
+    is_random = True
+
+    def __init__(self, folder: Path) -> None:
+        self.seeds = [None if i % 6 == 4 else i for i in range(N)]
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (1 + np.random.default_rng(self.seeds[i]).random())
+
+
+class MakerOfTheRecord(Case):
+    is_random = True
+
+    def __init__(self, folder: Path) -> None:
+        self.makers: list[Callable[[int], Any]] = [secrets.randbelow if i % 6 == 4 else float for i in range(N)]
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) + self.makers[i](1 << 30)
+
+
+class MakerInALocal(MakerOfTheRecord):
+    def __getitem__(self, i: int) -> Any:
+        make = self.makers[i]
+        return slow(i) + make(1 << 30)
+
+
+class SuppressedMostly(Case):
+    """What follows an error that is suppressed runs rarely."""
+
+    is_random = True
+
+    def __init__(self, folder: Path) -> None:
+        self.table = {i: 1.0 for i in range(N) if i % 6 == 4}
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        with contextlib.suppress(KeyError):
+            x = x + self.table[i]
+            x = x * (1 + np.random.default_rng().random())
+        return x
+
+
+class TriedMostly(SuppressedMostly):
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        try:
+            x = x + self.table[i]
+            x = x * (1 + np.random.default_rng().random())
+        except KeyError:
+            x = x * 2
+        return x
+
+
+class ShuffledRarely(Case):
+    def __init__(self, folder: Path) -> None:
+        self.queue = np.arange(N)
+
+    def __getitem__(self, i: int) -> Any:
+        if i == 13:
+            np.random.shuffle(self.queue)
+        return slow(i) * self.queue[i]
+
+
+class AddedInto(Case):
+    def __init__(self, folder: Path) -> None:
+        self.total, self.more = np.zeros(1), np.arange(N) == 13
+
+    def __getitem__(self, i: int) -> Any:
+        np.add(self.total, self.more[i], out=self.total)
+        return slow(i) + self.total
+
+
+class OwnConnection(Case):
+    """The script changes a table through the dataset's connection, and commits nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.table = sqlite3.connect(folder / "labels.db")
+        self.table.execute("create table labels (i integer primary key, label real)")
+        self.table.executemany("insert into labels values (?, 0)", [(i,) for i in range(N)])
+        self.table.commit()
+
+    def between(self, epoch: int) -> None:
+        if epoch:
+            self.table.execute("update labels set label = ? where i % 6 = 4", (epoch,))
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) + self.table.execute("select label from labels where i = ?", (i,)).fetchone()[0]
 
 
 class RareClock(_Rare):

@@ -44,6 +44,8 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "OwnCacheSeldomChanged": "kept",
     "FileWithoutAName": "a file without a name",
     "BatchAsAWhole": "__getitems__",
+    "ShuffledRarely": "queue",
+    "AddedInto": "total",
     "OfTwoInABatch": "__getitems__ decides something",
     "QueueThatGrows": "queue",
     "SettingOfALibrary": "settings of libraries",

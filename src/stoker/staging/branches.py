@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import mmap
 import types
 import warnings
@@ -53,6 +54,7 @@ import torch
 
 T = TypeVar("T", bound=ast.AST)
 LoopStatement = TypeVar("LoopStatement", ast.For, ast.While)
+WithStatement = TypeVar("WithStatement", ast.With, ast.AsyncWith)
 Comprehension = TypeVar("Comprehension", bound=ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
 
 MOST = 1 << 14  # branches of all functions together
@@ -294,8 +296,30 @@ class _Marker(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> ast.AST:
         return self._visit_loop(node, "while")
 
+    def _visit_with(self, node: WithStatement) -> WithStatement:
+        """An error may end the body before any of its statements, and the context manager may suppress it."""
+        self.generic_visit(node)
+        node.body = list(self._each_marked(node.body))
+        return node
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        return self._visit_with(node)
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
+        return self._visit_with(node)
+
+    def _each_marked(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for before, statement in itertools.pairwise(body):
+            yield before
+            yield self._mark(statement, "after")
+        yield body[-1]
+        if not isinstance(body[-1], LEAVES):
+            yield self._mark(body[-1], "end")
+
     def visit_Try(self, node: ast.Try) -> ast.AST:
         self.generic_visit(node)
+        if node.handlers:
+            node.body = list(self._each_marked(node.body))
         for handler in node.handlers:
             self._block(handler.body, "except")
         self._block(node.orelse, "else")

@@ -36,6 +36,7 @@ from .recompile import HELPER
 from .source import NoSource, tree_of_code
 from .switches import names_stored, scope_of, switched_on
 from .syntax import (
+    NamesWritten,
     attributes_assigned,
     changes_state,
     is_setup,
@@ -226,7 +227,7 @@ class Executed:
     def _note_written(self, frame: types.FrameType, first: str, bound: object) -> None:
         """Records what a running user function changes, if that outlives the sample."""
         code = frame.f_code
-        if code in self._written_by_run or is_library(code) or not _written(code):
+        if code in self._written_by_run or is_library(code) or not any(_written(code)):
             return
         if self.lasting and bound is not None and not isinstance(bound, type) and id(bound) not in self.lasting:
             self._written.setdefault(code, frozenset())  # a method of an object that was created for this sample
@@ -353,24 +354,26 @@ def written_through_locals(fn: types.FunctionType) -> set[str]:
     return names_written_through_locals(tree, fn.__code__.co_varnames[0] if fn.__code__.co_argcount else "")
 
 
-def _without_modules(names: Collection[str], scope: Attributes) -> frozenset[str]:
+def _without_modules(written: NamesWritten, scope: Attributes) -> frozenset[str]:
     """Drops modules: ``np.sort(x)`` changes nothing in ``np``."""
-    return frozenset(name for name in names if not isinstance(scope.get(name), types.ModuleType))
+    return frozenset(
+        {*written.names, *(x for x in written.variables if not isinstance(scope.get(x), types.ModuleType))}
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _written(code: types.CodeType) -> frozenset[str]:
+def _written(code: types.CodeType) -> NamesWritten:
     by_standard_library = code.co_name.startswith("__") or code.co_varnames[:1] == ("_cls",)  # dataclass, namedtuple
     is_generated = code.co_filename == "<string>" and by_standard_library
     if (
         code.co_name == "__init__" or is_generated or HELPER in code.co_varnames
     ):  # the second: a part of a function that runs whole
-        return frozenset()
+        return NamesWritten()
     try:
         tree = tree_of_code(code).tree
     except NoSource:
-        return names_stored(code)
-    return frozenset(names_written(tree, code.co_varnames[0] if code.co_argcount else ""))
+        return NamesWritten(names_stored(code))
+    return names_written(tree, code.co_varnames[0] if code.co_argcount else "")
 
 
 def _is_seeded_anyway(frame: types.FrameType) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import os
 import types
 from typing import NamedTuple
 
-from ..core.stacks import short
 from .executed_code import is_library
 from .plan import CutNode, PlanNode, SliceNode
 
@@ -27,7 +28,10 @@ class Row(NamedTuple):
 
 def place_of(file: str, line: int) -> str:
     """File and line; the file is relative if it lies inside the working folder."""
-    return f"{short(file)}:{line}"
+    near = file
+    with contextlib.suppress(ValueError, OSError):  # the working folder may have been removed
+        near = os.path.relpath(file) if os.path.isabs(file) else file
+    return f"{file if near.startswith('..') else near}:{line}"
 
 
 def rows_of(node: PlanNode, name: str) -> list[Row]:

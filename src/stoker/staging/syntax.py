@@ -6,8 +6,8 @@ import ast
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from .own_caches import is_stored_in
 
@@ -122,17 +122,36 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
 
 MUTATORS = {"append", "appendleft", "add", "update", "extend", "insert", "pop", "popleft", "popitem", "remove"}
 MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writelines"}
-MUTATORS |= {"fill"}
+MUTATORS |= {"fill", "move_to_end", "difference_update", "intersection_update", "symmetric_difference_update"}
+# functions that change their first argument: of random and numpy, bisect, heapq and operator
+CHANGE_ARGUMENT = {"shuffle", "copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis", "setitem"}
+CHANGE_ARGUMENT |= {
+    "insort",
+    "insort_left",
+    "insort_right",
+    "heappush",
+    "heappop",
+    "heapify",
+    "heapreplace",
+    "heappushpop",
+}
 IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")  # tensor methods such as ``mul_``
 
 
 ANY_NAME = "*"  # an attribute with a computed name is written
 
 
-def names_written(tree: ast.FunctionDef, first: str) -> set[str]:
-    """Names of attributes and global variables that a function modifies in any branch: assigns to, or to one of their
-    items, or through a container's mutating method. Excludes values held only by local variables, and ``is_setup``."""
-    return _Written(tree, first).names
+class NamesWritten(NamedTuple):
+    """Names that a function modifies in any branch: assigns to, or to one of their items, or through a container's
+    mutating method. Excludes values held only by local variables, and ``is_setup``."""
+
+    names: Set[str] = frozenset()  # attributes, and global variables that it assigns to
+    variables: Set[str] = frozenset()  # global variables with a method that it calls: ``np.sort(x)``
+
+
+def names_written(tree: ast.FunctionDef, first: str) -> NamesWritten:
+    found = _Written(tree, first)
+    return NamesWritten(found.names, found.variables)
 
 
 def names_written_through_locals(tree: ast.FunctionDef, first: str) -> set[str]:
@@ -143,6 +162,7 @@ def names_written_through_locals(tree: ast.FunctionDef, first: str) -> set[str]:
 class _Written(ast.NodeVisitor):
     def __init__(self, tree: ast.FunctionDef, first: str) -> None:
         self.names: set[str] = set()
+        self.variables: set[str] = set()
         self.through_locals: set[str] = set()
         self._first = first
         self._locals = local_variables(tree)
@@ -175,7 +195,10 @@ class _Written(ast.NodeVisitor):
         elif isinstance(whole, ast.Attribute):
             self.names.add(whole.attr)
         elif isinstance(whole, ast.Name):
-            self.names |= self._attributes[of_local] if of_local else {whole.id}
+            if of_local:
+                self.names |= self._attributes[of_local]
+            else:
+                self.variables.add(whole.id)
             self.through_locals |= self._attributes[of_local] if of_local else set()
 
     def visit_If(self, node: ast.If) -> None:
@@ -205,6 +228,12 @@ class _Written(ast.NodeVisitor):
             self.names.add(name.value if is_known else ANY_NAME)  # type: ignore[attr-defined]
         if isinstance(node.func, ast.Attribute) and (node.func.attr in MUTATORS or IN_PLACE.fullmatch(node.func.attr)):
             self._changes(node.func.value)
+        called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+        for changed in (
+            *(node.args[:1] if called in CHANGE_ARGUMENT else ()),
+            *(keyword.value for keyword in node.keywords if keyword.arg == "out"),
+        ):
+            self._changes(changed)
         self.generic_visit(node)
 
 

@@ -78,7 +78,8 @@ class TrialResult(NamedTuple):
     may_write: bool = True  # loading a sample may, in some branch, change something that another one reads
     writes: bool = True  # the same, without what libraries' objects change in themselves
     in_turn: bool = True  # the same, without what libraries' objects change and the cached part does not read
-    writes_elsewhere: bool = True  # and that may be outside of the dataset: a global variable, an attribute of a class
+    # and a copy of the dataset may share that: a global variable, an attribute of a class, a list that is appended to
+    writes_elsewhere: bool = True
     is_view: bool = True  # samples may be views of the dataset's memory
     is_stateless: bool = False  # loading a sample changes nothing in the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, even if only on first use
@@ -180,7 +181,8 @@ def _with_writes(found: TrialResult, samples: TrialSamples) -> TrialResult:
     if not samples.loaded:
         return found._replace(may_write=True, writes=True, in_turn=True, writes_elsewhere=True)
     names, changed = samples.may_write, [*samples.changes, *samples.filled]
-    elsewhere = not names <= {name for name, _ in attributes_of(samples.dataset)}
+    own = {name for name, _ in attributes_of(samples.dataset)} & samples.assigned
+    elsewhere = not names <= own  # a copy of the dataset shares what its attributes hold: ``self.hits.append(i)``
     elsewhere = elsewhere or any(path.startswith("dataset[1]") for path in changed)
     # Libraries' transforms keep what they drew in themselves, which no other sample reads.
     writes = elsewhere or bool(names) or any(map(attribute_of_dataset, changed))
