@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import time
 from collections.abc import Callable, Sequence, Set
@@ -90,6 +91,7 @@ class ChangeWatch:
         self.is_current = True
         self._process = os.getpid()
         self._looked_in, self._looks_at_files = 0, False  # process id; whether the next check includes files
+        self._said_by_workers = mmap.mmap(-1, 1)  # whether one of the forked workers has warned
         self._written: list[str] = []  # files found written at the last look
         self._took_s = 0.0  # duration of the last check
         self._take = take
@@ -170,9 +172,11 @@ class ChangeWatch:
             self._written = self._files.changes()
         self._looks_at_files = False
         changes = self._compare() + self._of_files()
-        if changes and self.is_current:
+        is_worker = os.getpid() != self._process
+        if changes and self.is_current and not (is_worker and self._said_by_workers[0]):
+            self._said_by_workers[0] |= is_worker  # worker_init_fn may change each of them, in each epoch
             message = "The dataset changed after it was cached, so the cache is no longer used"
-            warn_user(f"{message}: {shortly(changes)}.")
+            warn_user(f"{message}{' in workers' * is_worker}: {shortly(changes)}.")
         self.is_current = not changes
 
 
