@@ -166,6 +166,12 @@ def test_an_estimate_may_show_that_it_got_slower() -> None:
     assert "0.72x" in shown(r)
 
 
+def test_nothing_is_estimated_from_an_epoch_that_was_mostly_spent_on_trials() -> None:
+    r = full({NAME: {**SETTINGS, "measured_s": 2.4}})  # of 5 s, and 0.2 s for storing
+    assert r["applied"]["compared"]["script"] == {"before": None, "after": 10.0}
+    assert "estimate" not in shown(r)
+
+
 def test_nothing_is_estimated_where_nothing_was_kept() -> None:
     kept = {**SETTINGS, "to": {"num_workers": 4}, "cache": {"why_not": "its __getitem__ draws before it reads"}}
     r = full({NAME: kept})

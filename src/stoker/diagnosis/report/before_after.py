@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from . import schema
 
+MOST_OWN = 0.5  # share of the first epoch
+
 
 def compare(
     wall_s: float,
@@ -72,14 +74,14 @@ def _measured(loader: schema.LoaderReport, before: schema.RememberedRun) -> sche
 
 def _first_epoch_without_stoker(loader: schema.LoaderReport, changed: schema.AppliedSettings) -> float | None:
     """Estimates the seconds that the first epoch would have taken without trials and without filling a cache. None if
-    nothing was cached, or if there was no later epoch."""
+    nothing was cached, if there was no later epoch, or if most of the first one was stoker's own work."""
     now, cache = loader.epoch_s, changed.cache
     if not (cache.filled or changed.after.staged) or now.later is None or now.first is None:
         return None
     if cache.from_earlier_runs:  # nothing was made as without stoker
         return None
     spent = changed.measured_s + cache.fill_s / max(1, loader.settings.num_workers)
-    return now.first - spent if spent < now.first else now.first
+    return now.first - spent if spent < MOST_OWN * now.first else None
 
 
 def _row(loader: schema.LoaderReport, before: schema.EpochTimes, rate: float | None) -> schema.LoaderChange:
