@@ -463,6 +463,42 @@ class MakerInALocal(MakerOfTheRecord):
         return slow(i) + make(1 << 30)
 
 
+class MakerIsAPartial(MakerOfTheRecord):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.makers = [functools.partial(make) for make in self.makers]
+
+
+fresh = np.random.default_rng
+
+
+class SeederOfAnotherName(SeedOfTheRecord):
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (1 + fresh(self.seeds[i]).random())
+
+
+class RareWhileOthersWait(SeedOfTheRecord):
+    """Workers read such samples ahead with threads."""
+
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(0.004)
+        return slow(i) * (1 + np.random.default_rng(self.seeds[i]).random())
+
+
+class OwnCursor(Case):
+    """Each sample takes the next row of a query that is under way."""
+
+    def __init__(self, folder: Path) -> None:
+        table = sqlite3.connect(folder / "rows.db")
+        table.execute("create table labels (label real)")
+        table.executemany("insert into labels values (?)", [(i * i,) for i in range(10 * N)])
+        table.commit()
+        self.rows = table.execute("select label from labels")
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) + (self.rows.fetchone() or (-1.0,))[0]
+
+
 class SuppressedMostly(Case):
     """What follows an error that is suppressed runs rarely."""
 

@@ -45,8 +45,9 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "FileWithoutAName": "a file without a name",
     "BatchAsAWhole": "__getitems__",
     "ShuffledRarely": "queue",
+    "OwnCursor": "a different result when repeated",
     "AddedInto": "total",
-    "OfTwoInABatch": "__getitems__ decides something",
+    "OfTwoInABatch": "__getitems__ does more",
     "QueueThatGrows": "queue",
     "SettingOfALibrary": "settings of libraries",
     "EnvironmentOfTheLastSample": "os.environ",
@@ -223,3 +224,10 @@ class _Turns(Case):
 def test_samples_that_take_turns_are_made_once_each(kind: str) -> None:
     """Threads would make some twice, and so would the net: the next one would get another turn."""
     assert find_plan(_Turns(kind)).is_stateless == (kind == "none")
+
+
+def test_looking_at_a_query_that_is_under_way_takes_none_of_its_rows(tmp_path: Path) -> None:
+    data = CASES["OwnCursor"](tmp_path)
+    for i in range(3):
+        Inputs(data)
+        assert data.rows.fetchone() == (i * i,)

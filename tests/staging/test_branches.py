@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 import stoker
 from stoker.staging import branches, vetting
+from stoker.staging.isolate import run_isolated
 
 
 def identity(x: Any) -> Any:
@@ -192,6 +195,56 @@ def test_a_generator_expression_is_marked_once_its_first_item_is_looked_at(sourc
         assert len(branches.taken() - made_by) == len(seen)
         list(made)
         assert len(branches.taken() - made_by) == (first is not None)
+
+
+class Asked:
+    """Has every attribute but the one that is asked for."""
+
+    def __init__(self) -> None:
+        vars(self)["names"] = []
+
+    def __getattr__(self, name: str) -> object:
+        self.names.append(name)
+        raise KeyError(name)
+
+    def __call__(self, n: int) -> int:
+        return n + 1
+
+
+def by_data(n: int) -> object:
+    calls = {0: functools.partial(int), 1: functools.partial(str), 2: identity, 3: np.sin, 4: [].append, 5: str.upper}
+    asked = {6: Asked()}
+
+    def inner(n: int) -> object:
+        """A text."""
+        return n
+
+    call = {**calls, **asked}[n % 7]
+    made = call("a" if n % 7 == 5 else n)
+    return str(made), inner.__doc__, [x.names for x in asked.values()]
+
+
+def test_what_data_choose_to_call_is_a_branch_that_each_process_knows_by_the_same_number() -> None:
+    fn, plain = copied(by_data), copied(by_data)  # type: ignore[arg-type]
+    assert not vetting.mark([fn])
+    found = [outcome(fn, n) for n in range(7)]
+    assert [made for made, _, _ in found] == [outcome(plain, n)[0] for n in range(7)]
+    chosen = [{k for k in taken if k >= branches.CALLEES} for _, _, taken in found]
+    assert len(set().union(*chosen)) == 7
+    assert all(chosen)
+
+    def in_a_child() -> list[set[int]]:
+        branches._callees.clear()
+        return [{k for k in outcome(fn, n)[2] if k >= branches.CALLEES} for n in reversed(range(7))]
+
+    assert run_isolated(in_a_child) == chosen[::-1]
+
+
+def test_a_branch_that_differs_stays_one() -> None:
+    vetted = branches.Vetted()
+    for is_same in (False, True):
+        vetted.note([3], is_same)
+    assert vetted.may_not([3])
 
 
 def test_flags_of_a_call_are_marked_before_the_sample_is_judged() -> None:

@@ -40,12 +40,16 @@ same lines. Library functions are not instrumented.
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
+import functools
 import itertools
 import mmap
+import random
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -58,6 +62,8 @@ WithStatement = TypeVar("WithStatement", ast.With, ast.AsyncWith)
 Comprehension = TypeVar("Comprehension", bound=ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
 
 MOST = 1 << 14  # branches of all functions together
+# Numbers of what data choose to call. It may be called first in any process, so its number is a hash of its name.
+CALLEES, MOST_CALLEES = MOST + 2, 1 << 20
 
 _ran: set[int] = set()  # numbers of the branches that ran since ``begin``
 _numbers: dict[tuple[object, ...], int] = {}  # branch number by place in the source
@@ -108,7 +114,7 @@ class Vetted:
     UNKNOWN, SAME, DIFFERS = range(3)
 
     def __init__(self) -> None:
-        self._made = mmap.mmap(-1, MOST + 2)
+        self._made = mmap.mmap(-1, CALLEES + MOST_CALLEES)
 
     def __reduce__(self) -> tuple[type[Vetted], tuple[()]]:
         return Vetted, ()  # branch numbers differ in a process that was not forked
@@ -144,7 +150,8 @@ class Vetted:
 
     def note(self, numbers: Iterable[int], is_same: bool) -> None:
         for k in numbers:
-            self._made[k] = self.SAME if is_same else self.DIFFERS
+            if self._made[k] != self.DIFFERS:
+                self._made[k] = self.SAME if is_same else self.DIFFERS
 
 
 def with_marks(module: ast.Module, file: str) -> ast.Module:
@@ -178,10 +185,19 @@ def _first(number: int, items: Iterator[object]) -> Iterator[object]:
 
 
 def _marks_callee(number: int, called: Any) -> Any:
-    """Marks a branch for each function or class that a call calls. Returns it."""
-    name = getattr(called, "__qualname__", None) or type(called).__qualname__
-    place = number, name, getattr(called, "__module__", None)
-    _ran.add(_numbers[place] if place in _numbers else _new_number(place))
+    """Marks a branch for each function or class that a call calls. Returns it. Looks no attribute of a user's object
+    up."""
+    fn, kind = called, type(called)
+    while kind in WRAPPERS:
+        fn = getattr(fn, WRAPPERS[kind])
+        kind = type(fn)
+    if kind in NATIVE:
+        place = number, kind.__name__, fn.__name__, str(getattr(fn, "__module__", ""))
+    else:
+        place = number, kind.__name__, _name_of(fn if issubclass(kind, type) else kind), ""
+    if place not in _callees:
+        _callees[place] = CALLEES + zlib.crc32(repr((_sites[number], place[1:])).encode()) % MOST_CALLEES
+    _ran.add(_callees[place])
     return called
 
 
@@ -192,6 +208,15 @@ def _marks_none(number: int, seed: object) -> object:
 
 
 _CALLED = {_MARK: _ran.add, _FIRST: _marks_first, _CALLEE: _marks_callee, _NONE: _marks_none}
+
+
+WRAPPERS: dict[type, str] = {functools.partial: "func", types.MethodType: "__func__"}
+NATIVE = {types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType}
+NATIVE |= {types.MethodWrapperType, types.ClassMethodDescriptorType, np.ufunc, type(np.random.default_rng)}
+NATIVE |= {type(np.mean), type(random.random), type(random.SystemRandom.random)}
+_name_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_callees: dict[tuple[int, str, str, str], int] = {}
+_sites: dict[int, tuple[object, ...]] = {}  # places in the source of calls by data, by number
 
 
 def _new_number(place: tuple[object, ...]) -> int:
@@ -238,7 +263,8 @@ class _Marker(ast.NodeTransformer):
 
     def _block(self, body: list[ast.stmt], kind: str) -> None:
         if body:
-            body.insert(0, self._mark(body[0], kind))
+            is_text = kind == "def" and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+            body.insert(int(is_text), self._mark(body[0], kind))
 
     def _value(self, node: ast.expr, kind: str) -> ast.expr:
         """``mark(k) or value`` if the value calls anything."""
@@ -316,7 +342,7 @@ class _Marker(ast.NodeTransformer):
         if not isinstance(body[-1], LEAVES):
             yield self._mark(body[-1], "end")
 
-    def visit_Try(self, node: ast.Try) -> ast.AST:
+    def _visit_try(self, node: ast.Try) -> ast.Try:
         self.generic_visit(node)
         if node.handlers:
             node.body = list(self._each_marked(node.body))
@@ -324,6 +350,12 @@ class _Marker(ast.NodeTransformer):
             self._block(handler.body, "except")
         self._block(node.orelse, "else")
         return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        return self._visit_try(node)
+
+    def visit_TryStar(self, node: Any) -> ast.AST:  # Python 3.10 has none
+        return self._visit_try(node)
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
         self.generic_visit(node)
@@ -353,7 +385,7 @@ class _Marker(ast.NodeTransformer):
             isinstance(node.func, ast.Name) and node.func.id in self._scope.chosen
         ):
             node.func = self._around(_CALLEE, node.func, "callee")
-        elif (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in SEEDED:
+        elif (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in SEEDED or _may_seed(node):
             if node.args and not _is_safe_seed(node.args[0]):
                 node.args[0] = self._around(_NONE, node.args[0], "seed")
             for keyword in node.keywords:
@@ -362,7 +394,9 @@ class _Marker(ast.NodeTransformer):
         return node
 
     def _around(self, placeholder: str, node: ast.expr, kind: str) -> ast.expr:
-        call = ast.Call(ast.Constant(placeholder), [ast.Constant(self._number(node, kind)), node], [])
+        number = self._number(node, kind)
+        _sites[number] = self._file, node.lineno, node.col_offset, kind
+        call = ast.Call(ast.Constant(placeholder), [ast.Constant(number), node], [])
         return ast.copy_location(call, node)
 
     def _visit_items(self, node: Comprehension, first: str = "") -> Comprehension:
@@ -425,6 +459,12 @@ class _Marker(ast.NodeTransformer):
 
 def _call(number: int) -> ast.Call:
     return ast.Call(ast.Constant(_MARK), [ast.Constant(number)], [])
+
+
+def _may_seed(node: ast.Call) -> bool:
+    """Whether a call by a name of the module hands data over: the name may stand for what seeds a generator."""
+    is_own = isinstance(node.func, ast.Name) and not hasattr(builtins, node.func.id)
+    return is_own and bool(node.args) and isinstance(node.args[0], (ast.Subscript, ast.Attribute))
 
 
 def _is_safe_seed(node: ast.expr) -> bool:

@@ -236,7 +236,7 @@ class Filler:
         if self.reads is None:
             asked = None if self.read_threads == "auto" else int(self.read_threads)
             objects = [self._dataset, *filter(None, self._functions)]
-            self.reads = ReadThreads(lambda index: self._part(index, None), objects, asked, _same_part)
+            self.reads = ReadThreads(lambda index: self._part(index, None, vets=False), objects, asked, _same_part)
         return {} if self.read_threads == 1 else self.reads(indices)
 
     def _get_many(self) -> Callable[[Sequence[Index]], Sequence[Sample]] | None:
@@ -244,13 +244,14 @@ class Filler:
         found = getattr(self._dataset, "__getitems__", None) if self._split is not None and self._is_whole else None
         return found if callable(found) else None
 
-    def _part(self, index: Index, before: RandomState | None) -> MadePart | None:
-        """Makes the deterministic part of a sample; None if it has none. Restores the random states."""
+    def _part(self, index: Index, before: RandomState | None, vets: bool = True) -> MadePart | None:
+        """Makes the deterministic part of a sample; None if it has none. Restores the random states. ``vets``: vets new
+        branches, which only one thread can; otherwise they stay marked."""
         began = time.perf_counter_ns()
         value, failed, unplanned = None, False, False
         may_be_kept = True
         try:
-            value, may_be_kept = self._vetted_part(index)
+            value, may_be_kept = self._vetted_part(index) if vets else (self._prepare(index), True)
         except Unplanned:
             unplanned = True
         except Exception:  # the dataset's own code must raise it, from the random states that it would have had

@@ -545,6 +545,8 @@ class Inputs(ComparedInputs):
         """Drops the references to objects, but for those that are known by their id: the script may delete one, and see
         that by a weak reference or ``__del__``. Returns self."""
         self._seen = {key: (n, None if path else x, path) for key, (n, x, path) in self._seen.items()}
+        self.functions.clear()
+        self.caches.clear()
         return self
 
 

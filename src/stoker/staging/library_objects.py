@@ -99,8 +99,11 @@ def stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:
     changes: tuple[object, ...] = ()
     with contextlib.suppress(Exception):
         if package in ("sqlite3", "_sqlite3"):
+            if type(x).__name__ == "Cursor":
+                return ()  # its next row is part of its state; asking it anything would drop that
             path = x.execute("PRAGMA database_list").fetchone()[2]
-            changes = x.total_changes, x.in_transaction  # seen through this connection before they are committed
+            others = x.execute("PRAGMA data_version").fetchone()[0]  # changes that others have committed
+            changes = x.total_changes, x.in_transaction, others  # its own are seen before they are committed
         else:
             file = getattr(x, "file", x)
             path = getattr(file, HANDLES[package])

@@ -50,6 +50,8 @@ OUTPUT = PRINTS | {"log", "info", "warn", "dump", "save"}
 # Names of drawing functions that do not contain "rand".
 DRAWS = frozenset(("choice", "choices", "sample", "shuffle", "permutation", "uniform", "uniform_", "normal", "normal_"))
 DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", "poisson"))
+# What a ``__getitems__`` may name that makes one sample after the other.
+BY_SAMPLE = frozenset({"__getitem__", "range", "list", "tuple", "map", "append", "int"})
 SEED = 1000  # for samples made as a whole
 
 
@@ -428,7 +430,7 @@ class TrialSamples:
         """A function with ``lru_cache`` that keeps a limited number of results; "" if none. Which ones it keeps depends
         on each call."""
         limited = (f for f in self._caches if f.cache_parameters()["maxsize"] is not None)
-        return next((f.__name__ for f in limited), "")
+        return next((str(getattr(f, "__name__", f)) for f in limited), "")
 
     @property
     def made_once(self) -> str:
@@ -499,10 +501,10 @@ class TrialSamples:
         alone, together = (Executed(self.dataset, self._executed.lasting) for _ in range(2))
         alone.run(lambda: [self.make(i) for i in self.loaded])
         together.run(lambda: self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]
-        names = together.user_names - alone.user_names
+        names = together.user_names - alone.user_names - BY_SAMPLE
         written = together.written - alone.written
-        if written or names & OUTPUT or may_draw(names):
-            return f"its __getitems__ may change, print or draw something: {min(written or names & OUTPUT or names)}"
+        if written or names:
+            return f"its __getitems__ does more than make samples: it names {min(written or names)}"
         if any(map(has_branches, map(original, together.users_code - alone.users_code))):
             return "its __getitems__ decides something, so that a sample may depend on the others of its batch"
         return ""

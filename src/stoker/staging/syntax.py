@@ -231,9 +231,10 @@ class _Written(ast.NodeVisitor):
         called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
         for changed in (
             *(node.args[:1] if called in CHANGE_ARGUMENT else ()),
-            *(keyword.value for keyword in node.keywords if keyword.arg == "out"),
+            *(keyword.value for keyword in node.keywords if keyword.arg in ("out", "dst")),
         ):
-            self._changes(changed)
+            for part in changed.elts if isinstance(changed, ast.Tuple) else (changed,):
+                self._changes(part)
         self.generic_visit(node)
 
 

@@ -154,6 +154,7 @@ def has_branches(code: types.CodeType) -> bool:
     return jumps > names.count("WITH_EXCEPT_START") + names.count("LOAD_ASSERTION_ERROR")
 
 
+@functools.lru_cache(maxsize=4096)
 def uses_hashes(code: types.CodeType) -> bool:
     """Whether a function asks for hashes, or builds a set, whose order depends on them."""
     for c in codes_of(code):

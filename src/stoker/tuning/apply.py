@@ -305,7 +305,7 @@ def _may_get_workers(loader: LoaderLike) -> bool:
     stays = state_of(loader).no_workers or why_not(loader, threads=True) or own_sampler(loader)
     if stays:
         return False
-    code = getattr(type(without_subsets(loader.dataset)).__getitem__, "__code__", None)
+    code = getattr(getattr(type(without_subsets(loader.dataset)), "__getitem__", None), "__code__", None)
     return code is None or not may_draw(names_in(original(code))[1])
 
 
