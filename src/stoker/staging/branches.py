@@ -50,7 +50,6 @@ import types
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -174,7 +173,7 @@ def _marks_first(number: int, items: Iterable[object]) -> Iterable[object]:
     if not any(hasattr(type(items), name) for name in ("__iter__", "__getitem__")):
         return items  # the user's line raises the error
     rest = iter(items)
-    return chain(_first(number, rest), rest)
+    return itertools.chain(_first(number, rest), rest)
 
 
 def _first(number: int, items: Iterator[object]) -> Iterator[object]:

@@ -150,6 +150,7 @@ class NamesWritten(NamedTuple):
 
 
 def names_written(tree: ast.FunctionDef, first: str) -> NamesWritten:
+    """What a function modifies. ``first``: its name for ``self``; "" if it has none."""
     found = _Written(tree, first)
     return NamesWritten(found.names, found.variables)
 

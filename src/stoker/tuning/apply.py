@@ -82,6 +82,7 @@ MOST_VAIN_S = 2.0  # spent waiting for trials that did not end: a script may rec
 MOST_LOST = 3  # trials that did not end before the script dropped their datasets
 FEW_DATASETS = 4  # any more are tried later
 TRIAL_SHARE = 0.1  # if trials took more of the time so far
+MOST_COUNTED = 100  # a script may make thousands of datasets
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
 MOST_DATASETS = 8  # remembered at most
 MOST_LEFT_BYTES = 64 << 20  # held by a cached dataset that the script has dropped, in case it makes the same one again
@@ -98,7 +99,7 @@ _entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] 
 _vain: list[float] = []  # seconds spent waiting for trials that did not end
 _lost: list[int] = []  # an item for each trial that ended because the script dropped its dataset
 _tried_s: list[float] = []  # of datasets that are not remembered any more: seconds that the script waited for trials
-_began = [time.monotonic()]
+_began = [time.monotonic()]  # when the run began
 _released: list[Callable[[], MapDataset | None]] = []  # datasets whose caches were freed
 _kept_by_script: set[bool] = set()  # not empty: the script had kept one of them, and used it again
 _with_gradients: set[bool] = set()  # whether gradients were enabled when epochs began; holds both values seen
@@ -346,11 +347,12 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
 
 def _tries_too_much() -> bool:
     """Whether trials took much of the script's time: it may have a hundred small datasets."""
-    spent = _tried_s + [known.start_s + known.waited_s for known in _datasets]
+    spent = _tried_s[-MOST_COUNTED:] + [known.start_s + known.waited_s for known in _datasets]
     return len(spent) >= FEW_DATASETS and sum(spent) > TRIAL_SHARE * (time.monotonic() - _began[0])
 
 
 def _forget(datasets: Sequence[ManagedDataset]) -> None:
+    """Ends the trials of datasets that are not remembered any more."""
     for known in datasets:
         known.end_trial()
         _tried_s.append(known.start_s + known.waited_s)
