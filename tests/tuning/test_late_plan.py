@@ -147,7 +147,7 @@ def test_an_iterator_without_workers_gets_the_cache_in_mid_epoch(data: type[Draw
     found = epochs(Loader, made(), 3, at_batch, num_workers=0)
     assert same(found, epochs(DataLoader, made(), 3, num_workers=0))
     (known,) = apply._datasets
-    assert known.staged is not None
+    assert known.staged is not None, known.reason
     assert known.staged.usable
     assert filled[: HELD + 1] == [0] * (HELD + 1)
     assert len(filled) == HELD + 1 or filled[-1] > 0  # within the first epoch
@@ -221,7 +221,7 @@ def test_workers_get_the_cache_in_mid_epoch(data: type[Drawn], way: str, held: H
     forked = {**WAYS[way], "multiprocessing_context": "fork"}  # how workers start changes no bit
     assert same(found, epochs(DataLoader, data(), 2, **forked))
     (known,) = apply._datasets
-    assert known.staged is not None
+    assert known.staged is not None, known.reason
     assert known.staged.usable
     assert filled[: HELD + 1] == [0] * (HELD + 1)
     assert filled[-1] > 0  # within the first epoch
@@ -236,7 +236,7 @@ def test_a_subset_gets_the_cache_in_mid_epoch(held: Held) -> None:
     found = epochs(Loader, part(), 2, lambda k: setattr(held, "over", k >= HELD), persistent_workers=True)
     assert same(found, epochs(DataLoader, part(), 2, persistent_workers=True))
     (known,) = apply._datasets
-    assert known.staged is not None
+    assert known.staged is not None, known.reason
     assert known.staged.account.filled == SAMPLES // 2
 
 
@@ -285,7 +285,7 @@ def test_where_it_fails_the_epoch_goes_on(name: str, held: Held, monkeypatch: py
     found = epochs(Loader, Drawn(), 2, lambda k: setattr(held, "over", k >= HELD))
     assert same(found, epochs(DataLoader, Drawn(), 2))
     (known,) = apply._datasets
-    assert known.staged is not None
+    assert known.staged is not None, known.reason
     assert known.staged.account.filled == SAMPLES  # in the second epoch
 
 
