@@ -11,6 +11,7 @@ The choice, the first that applies (``_choose``)::
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -320,6 +321,11 @@ def _pool(
     if not threads:
         _name_reopened(loader.dataset, state.metrics.decisions)
     nodes = _nodes(loader, state)
+    restarts = not threads and validate.restarts(loader)
+    keeps = state.keeps_workers and not (threads or nodes or standby or restarts or cursor.saved)
+    kept, state.kept = state.kept, None
+    if kept is not None and not keeps:
+        kept.close()
     plan = PoolPlan(
         budget=budget(loader),
         slots=state.heaps if threads else state.arenas,
@@ -327,13 +333,15 @@ def _pool(
         thread_rng=state.rng_watch if threads else None,
         locker=state.pinning.lock(getattr(loader, "budget", None)) if loader.pin_memory else state.pinning.locker,
         faults=faults,
-        fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
+        fatal_samples=state.fatal_samples if restarts else None,
         make_batch=make_batch,
         retreat=retreat,
         draws_late=state.own_workers == 0,
         nodes=nodes,
         standby=standby,
         late=None if threads or nodes is not None else state.late,
+        keep=functools.partial(setattr, state, "kept") if keeps else None,
+        kept=kept if keeps else None,
     )
     it = PoolIter(loader, cursor, state.metrics, plan)
     state.iterators.add(it)

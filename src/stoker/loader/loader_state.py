@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
     from .auto.in_process import InProcessTrial
+    from .kept_workers import KeptWorkers
     from .pool_iterator import PoolIter
 
 
@@ -52,6 +53,8 @@ class LoaderState:
         self.own: tuple[Any, Any] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``
         self.late: LateDataset | None = None  # may exchange the dataset in the middle of the coming epoch
+        self.keeps_workers = False  # those of the coming epoch may serve the next one, as those of the last one may
+        self.kept: KeptWorkers | None = None  # workers that wait for the next epoch
         self.adopted: Attributes | None = None  # settings of a ``stoker.DataLoader`` that were applied
         self.iterates_generator = False  # the class' ``__iter__`` returned a generator
         self.advised = False  # the dataset has been searched for lists that each forked worker copies
@@ -83,7 +86,7 @@ class LoaderState:
             self._process = os.getpid()
             self.arenas = []
             self.heaps = []
-            self.nodes = None
+            self.nodes = self.kept = None
         return forked
 
 

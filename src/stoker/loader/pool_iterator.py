@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec, WorkersUselessError
 from ..workers.restart import Restarts  # not later: its import would compete with the workers for cores
 from ..workers.start_pool import start
+from .kept_workers import KeptWorkers
 from .memory_pressure import MemoryPressure, shrinker
 from .pin_thread import PinnedPool
 from .pool_plan import Partition, PoolPlan
@@ -91,14 +93,15 @@ class PoolIter(_BaseDataLoaderIter):
         self._warn_idle(partition)
         knobs = self._knobs_of(loader, partition, int(prefetch or 1), plan)
         spec = self._spec_of(loader, knobs, partition, parts, plan)
-        workers, spec = self._start_workers(loader, spec, plan)
+        kept = plan.kept if plan.kept is not None and plan.kept.take(spec) else None
+        workers, spec = self._start_workers(loader, spec, plan) if kept is None else self._take_over(kept.workers, spec)
         if spec.num_workers < partition.workers:
             try:
                 knobs = replace(knobs, num_workers=self._take_fewer(spec, partition, bool(parts)))
             except BaseException:
                 workers.close()
                 raise
-        pool, make_batch = self._make_pool(workers, spec, plan)
+        pool, make_batch = self._make_pool(workers, spec, plan, kept)
         self._workers: list[Any] = workers.processes
         self._pss = workers.pss
         self._read_threads = workers.read_threads
@@ -108,8 +111,12 @@ class PoolIter(_BaseDataLoaderIter):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch, plan.retreat)
         self._scheduler.here = plan.standby is not None
+        self._scheduler.epoch = workers.epoch if kept is not None else -1
+        self._keep: Callable[[], None] | None = None
+        if plan.keep is not None and isinstance(workers, ProcessPool):
+            self._keep = functools.partial(_keep, plan.keep, self._close, workers, pool, spec)
         self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
-        stays = knobs.persistent and not cursor.one_dataset
+        stays = loader.persistent_workers and not cursor.one_dataset
         # shared memory is excluded: workers see its changes
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None
         self._reset(loader, first_iter=True)
@@ -159,7 +166,7 @@ class PoolIter(_BaseDataLoaderIter):
             num_workers=partition.parts,
             prefetch_factor=prefetch,
             in_order=getattr(loader, "in_order", True),  # torch < 2.6 has no such argument
-            persistent=loader.persistent_workers,
+            persistent=loader.persistent_workers or plan.keep is not None,
             timeout=loader.timeout,
             task_seeds=self._cursor.task_seeds,
             shared=(auto or plan.nodes is not None) and self._dataset_kind == _DatasetKind.Map and any_worker,
@@ -201,6 +208,7 @@ class PoolIter(_BaseDataLoaderIter):
             places=partition.places,
             ranks=(self._cursor.rank, self._cursor.ranks),
             late=plan.late,
+            kept=plan.keep is not None,
         )
 
     def _start_workers(
@@ -229,17 +237,24 @@ class PoolIter(_BaseDataLoaderIter):
                 warn_user(hint, UserWarning)
             raise _with_path(e, spec) from e
 
+    def _take_over(self, workers: ProcessPool, spec: WorkerSpec) -> tuple[ProcessPool, WorkerSpec]:
+        """Uses the workers of the loader's last iterator, whose epochs they count on."""
+        self._first_epoch = -1 - workers.epoch
+        spec = replace(spec, part_epochs=self._first_epoch)
+        workers.begin_anew(spec)
+        return workers, spec
+
     def _make_pool(
-        self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan
+        self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan, kept: KeptWorkers | None
     ) -> tuple[Pool, MakeBatch | None]:
         """Returns the pool for the scheduler, and the function that makes batches in this process; both pin if
         wanted."""
-        pool: Pool = workers
+        pool: Pool = workers if kept is None else kept.pool
         if plan.nodes is not None and isinstance(workers, ProcessPool):
             pool = self._with_nodes(workers, spec, plan.nodes)
         make_batch = plan.make_batch
         if self._pin_memory and plan.locker is None:
-            pinned = PinnedPool(pool, self._pin_memory_device)
+            pinned = pool if isinstance(pool, PinnedPool) else PinnedPool(pool, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
             if make_batch is not None:
@@ -339,7 +354,11 @@ class PoolIter(_BaseDataLoaderIter):
             try:
                 data = self._scheduler.next()
             except StopIteration:
-                if not self._persistent_workers:
+                if self._keep is not None and not self._scheduler.has_retreated:
+                    self._measure_workers()
+                    self._keep()
+                    self._keep = None
+                elif not self._persistent_workers:
                     self._shutdown_workers()
                 raise
             if type(data) is WorkerReply:
@@ -385,6 +404,18 @@ class PoolIter(_BaseDataLoaderIter):
         self._measure_workers()
         self._scheduler.stop()
         self._close()
+
+
+def _keep(
+    keep: Callable[[KeptWorkers], None],
+    close: weakref.finalize[Any, Any],
+    workers: ProcessPool,
+    pool: Pool,
+    spec: WorkerSpec,
+) -> None:
+    """Keeps workers whose iterator has come to its end."""
+    close.detach()
+    keep(KeptWorkers(workers, pool, spec))
 
 
 def _pinned(make_batch: MakeBatch, device: str | None) -> MakeBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..workers.faults.error_log import ErrorLog
     from ..workers.protocol import LateDataset
     from ..workers.rng_watch import GlobalRngUse
+    from .kept_workers import KeptWorkers
 
 
 class Partition(NamedTuple):
@@ -57,4 +59,7 @@ class PoolPlan:
     nodes: OtherMachines | None = None  # cluster nodes that help; None: this machine makes all batches
     # number of workers, and batches in flight for each, if they are needed later: the epoch begins without
     standby: tuple[int, int] | None = None
+    # called with the workers at the end of the epoch; None: they end then
+    keep: Callable[[KeptWorkers], None] | None = None
+    kept: KeptWorkers | None = None  # workers of the last epoch
     late: LateDataset | None = None  # gives workers a cache in the middle of their epoch; None: nothing does

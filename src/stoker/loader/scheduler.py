@@ -117,6 +117,11 @@ class Scheduler:
         self.worker = 0  # worker whose batch was delivered last
 
     @property
+    def has_retreated(self) -> bool:
+        """Whether this process makes all batches, because workers could not."""
+        return self._alone
+
+    @property
     def ending(self) -> bool:
         """Whether all tasks of the epoch are handed out."""
         return self._exhausted and not self._stopped

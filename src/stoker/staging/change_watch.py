@@ -148,6 +148,11 @@ class ChangeWatch:
         if not (is_new and self.forks_are_same):
             self._next_check = 0.0
 
+    def forked_anew(self) -> None:
+        """Call after ``check_soon`` in a worker that is as one forked now would be."""
+        if self.forks_are_same:
+            self._looks_at_files, self._next_check = False, time.monotonic() + CHECK_S
+
     def check_for(self, indices: Sequence[Index], announced: bool, part_s: float) -> None:
         """Call before serving samples. ``announced``: the loader announces each epoch. ``part_s``: seconds that serving
         a sample saves.

@@ -406,6 +406,10 @@ class Staged(Wrapper):
         if self._filler.elsewhere is not None:
             self._filler.elsewhere.look_again()
 
+    def begin_as_forked(self) -> None:
+        """Begins an epoch in a worker that is as one forked now would be: the script's process has looked for changes."""
+        self._watch.forked_anew()
+
     def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may currently be served from it and stored in it by this process."""
         self._pass_on()

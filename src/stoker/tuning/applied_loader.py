@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..core.types import JsonObject, LoaderLike
 from ..loader.loader_state import state_of
 from ..staging.inputs import Inputs
 from .cached_epochs import CachedEpochs
+
+if TYPE_CHECKING:
+    from .kept_epochs import SameAsNew
 
 
 @dataclass
@@ -30,8 +34,8 @@ class AppliedLoader:
     was_taken_back: bool = False  # the script has changed its dataset since
     # persistent workers of a class with its own iterators were started with the cache
     has_cache_in_workers: bool = False
-    epochs: CachedEpochs | None = None  # decides who makes the next epoch
-    only_in_workers: str | None = None  # why the script's process must not make batches; None: not determined yet
+    epochs: CachedEpochs | None = None  # decides who makes the next epoch of a loader that the script made without workers
+    same_as_new: SameAsNew | None = None  # whether its workers may stay; None: not determined
 
 
 def applied_to(loader: LoaderLike) -> AppliedLoader:

@@ -59,6 +59,7 @@ from ..staging.trial import TrialResult
 from ..staging.users_code import names_in
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
+from . import kept_epochs
 from .applied_loader import applied_to
 from .given_workers import (
     TINY_BATCH_S,
@@ -71,7 +72,7 @@ from .given_workers import (
     why_none,
     why_other_bits,
 )
-from .managed_dataset import ManagedDataset
+from .managed_dataset import ManagedDataset, as_script_made_it
 
 WAIT_S = 1.0  # before the first batch; a longer trial continues beside the first epoch
 HERE_WAIT_S = 0.0  # for a loader that makes its first epoch without workers: it gets the cache during its epoch
@@ -89,7 +90,6 @@ MOST_LEFT_BYTES = 64 << 20  # held by a cached dataset that the script has dropp
 TOO_MANY_LOST = "the script has dropped other datasets before their trial run had ended"
 TOO_LONG = "trial runs of other datasets took much of the time so far"
 BY_SCRIPT = "; cached batches are loaded in the script's own process where that is faster"
-TAKEN_OVER = "; workers took over where that failed but they succeeded:"
 WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
 
 _NEXT = {_BaseDataLoaderIter.__next__.__code__, _SingleProcessDataLoaderIter._next_data.__code__}
@@ -166,8 +166,10 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
         state.changed = ScriptChanges(loader, known.found, known.staged)
         applied_to(loader).given_for = applied_to(loader).given_for or state.changed
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
+    kept_epochs.decide(loader, known.found, known.staged)
     in_script = known.is_for_script(loader)
-    make = known.without_workers(loader, collate_fn) if in_script else engine.get_iterator
+    known.by_script = known.by_script or in_script
+    make = as_script_made_it if in_script else engine.get_iterator
     return EpochChoice(staged, collate_fn, known.late_plan(loader), make)
 
 
@@ -246,8 +248,6 @@ def refresh() -> None:
             entry["from"]["staged"], entry["to"]["staged"] = False, True
         if known.by_script and BY_SCRIPT not in entry["reason"]:
             entry["reason"] += BY_SCRIPT
-        if known.failed_in_script and TAKEN_OVER not in entry["reason"]:
-            entry["reason"] += f"{TAKEN_OVER} {known.failed_in_script}"
 
 
 def _is_manageable(loader: LoaderLike) -> bool:

@@ -17,14 +17,6 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
-from ..core.elsewhere import elsewhere
-from ..core.handles import held
-from ..core.types import LoaderLike
-from ..sampling.seeding import can_preserve_seeds
-from ..sampling.stateful import is_stateful
-from ..sampling.worker_init import only_seeds
 
 FILLED = 0.9  # of the samples: an epoch that drops its last batch skips some
 GROWING = 0.02  # share by which a cache may grow in an epoch; if it grew more, it is still being filled
@@ -117,24 +109,3 @@ class CachedEpochs:
     def _by_workers(self, making_s: float, step_s: float) -> float:
         """The same from seconds of work; all of it shares the cores."""
         return max(step_s, making_s / self._workers, (making_s + step_s) / self._cores) + START_S * self._workers
-
-
-def why_not(loader: LoaderLike) -> str:
-    """Why workers must make a loader's batches; "" if they need not. ``worker_init_fn`` may do anything to a worker's
-    process, unless it only seeds. Open files belong to each worker's own copy of the dataset."""
-    dataset = loader.dataset
-    if int(loader.num_workers) == 0:
-        return "there are no workers"
-    if loader.persistent_workers or loader.timeout:
-        return "persistent_workers or timeout is set"
-    if loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
-        return "worker_init_fn may do more than seed random generators"
-    if loader.worker_init_fn is not None and not can_preserve_seeds():
-        return "worker_init_fn may seed a device that is not initialized yet"
-    if elsewhere(loader.__dict__.get("worker_method")) is not None:
-        return "cluster nodes also load batches"
-    if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
-        return "the loader has a multiprocessing_context or a state"
-    if is_stateful(dataset) or isinstance(dataset, (IterDataPipe, MapDataPipe)):
-        return "the dataset has a state"
-    return held(dataset)

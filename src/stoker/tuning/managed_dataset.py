@@ -25,7 +25,6 @@ from ..core.resources import ranks
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import cores_here
-from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, WorkerlessIter, worker_copies
 from ..loader.loader_state import state_of
 from ..sampling.generators import find_generators
 from ..sampling.worker_init import only_seeds
@@ -45,8 +44,7 @@ from ..staging.verify import attribute_of_dataset, changed_name
 from ..workers.fetcher import is_plain
 from .applied_loader import applied_to
 from .cache_pays import why_comparing_does_not_pay, why_it_does_not_pay
-from .cached_epochs import CachedEpochs, Maker, why_not
-from .given_workers import written_by_collate
+from .cached_epochs import CachedEpochs, Maker
 
 if TYPE_CHECKING:
     from ..staging.store.memory import MemoryTables
@@ -95,7 +93,6 @@ class ManagedDataset:
         self.start_s = 0.0  # for which the script waited for the trial to start
         self.waited_s = 0.0  # for which the script waited for the trial to end
         self.by_script = False  # the script's own process made batches from the cache
-        self.failed_in_script = ""  # an error there that workers did not raise
         self.trial: Trial | None = None  # while it has not ended
         self.is_fresh = False  # the script has not run since the trial began
         self.asked_for = 0  # samples requested in the epochs begun so far
@@ -469,20 +466,16 @@ class ManagedDataset:
             self._served.append(_weakly(asked))
 
     def is_for_script(self, loader: LoaderLike) -> bool:
-        """Whether the script's own process makes the coming epoch."""
+        """Whether the script's own process makes the coming epoch of a loader that the script made without workers."""
         staged, found = self.staged, self.found
-        if staged is None or found is None or not staged.usable or not int(loader.num_workers):
+        is_given = state_of(loader).own_workers == 0 and int(loader.num_workers)
+        if staged is None or found is None or not staged.usable or not is_given:
             return False
-        if found.changes or found.writes_elsewhere or written_by_collate(loader):
-            return False  # a worker keeps its changes to itself
         applied = applied_to(loader)
         if applied.epochs is None:
             applied.epochs = CachedEpochs(found.cached_s + found.collate_s, int(loader.num_workers), cores_here())
         is_filled = applied.epochs.is_filled(*self._filled(staged, loader))
-        if is_filled and applied.only_in_workers is None:
-            applied.only_in_workers = found.only_in_workers or why_not(loader)
-        may = is_filled and not applied.only_in_workers
-        maker = applied.epochs.choose(state_of(loader).metrics.by_epoch, may)
+        maker = applied.epochs.choose(state_of(loader).metrics.by_epoch, is_filled)
         return maker is Maker.SCRIPT and staged.account.filled > 0
 
     def _filled(self, staged: Staged, loader: LoaderLike) -> tuple[int, int]:
@@ -492,38 +485,6 @@ class ManagedDataset:
         if indices is None or staged._store is None or staged._table is not None:
             return staged.account.filled, staged.capacity
         return int(np.count_nonzero(staged._store.locations[indices])), len(indices)
-
-    def without_workers(
-        self, loader: LoaderLike, collate_fn: Callable[..., Batch] | None
-    ) -> Callable[[LoaderLike], Iterator[Batch]]:
-        """Returns the function that makes iterators for a loader without using its workers. Falls back to workers if
-        generators cannot be copied. ``collate_fn``: the one with a cache; None: the loader's own."""
-        if state_of(loader).own_workers == 0:
-            self.by_script = True
-            return as_script_made_it
-        alone = self.found is not None and self.found.assigns
-        try:
-            with engine.with_dataset(loader, self.staged_for(loader), None, collate_fn):
-                own = worker_copies(loader, alone)
-        except Exception:
-            return engine.get_iterator
-        self.by_script = True
-
-        def failed(error: str) -> None:
-            self.failed_in_script = applied_to(loader).only_in_workers = error
-
-        def make(loader: LoaderLike) -> Iterator[Batch]:
-            it: WorkerlessIter
-            if isinstance(loader.num_workers, AutoWorkers):
-                with engine.with_dataset(loader, own[0][0]) if alone else contextlib.nullcontext():
-                    it = SeededTasksIter(loader)
-            else:
-                loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
-                it = EmulatedWorkersIter(loader, own)
-            it.failed_here = failed
-            return it
-
-        return make
 
     def report(self) -> JsonObject:
         """The cache's part of the report, without empty entries."""

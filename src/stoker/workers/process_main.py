@@ -30,6 +30,7 @@ from ..core.processes import die_with_parent
 from ..core.random_state import RandomState
 from ..core.types import Batch
 from ..sampling import seeding
+from ..sampling.generators import find_generators
 from ..sampling.shard import ShardStart, set_ranks
 from ..transport.arena import ALIGN, Arena
 from ..transport.codec import Encoded
@@ -136,6 +137,8 @@ class _ProcessWorker:
         self.says_task = spec.restart or self.queue_memory is not None
         self.workers = spec.num_workers
         self.epoch = 0
+        if spec.kept:  # the generators that begin as the script's
+            self.at_start = RandomState(find_generators(spec.dataset, spec.collate_fn), ())
         self.seed = seeding.seed_worker(spec.base_seed, worker)
         self.collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         self.collate.install()
@@ -265,6 +268,13 @@ class _ProcessWorker:
             self.epoch = epoch
             self.runner.resume(None)
 
+    def _begin_anew(self, runner: TaskRunner, base_seed: int) -> None:
+        """Becomes what a worker that is started now would be. See ``loader.kept_workers``."""
+        self.at_start.restore()
+        self.seed = seeding.seed_worker(base_seed, self.id)
+        self._set_worker_info()
+        runner.begin_anew()
+
     def on_sample_start(self, sample: int, samples: int) -> None:
         """Publishes which sample of the task is loaded next (see ``faults.guard``), and its deadline."""
         self.has_position = True
@@ -275,7 +285,10 @@ class _ProcessWorker:
         indices = pickle.loads(r.payload)
         if type(indices) is SeededTask:
             assert isinstance(self.runner, TaskRunner)  # the dataset is map-style
-            indices = self.runner.reseed(indices)
+            is_new = self.runner.reseed(indices)
+            if is_new and self.spec.kept:
+                self._begin_anew(self.runner, indices.base_seed)
+            indices = indices.indices
         if not self.runner.wants(indices):
             return
         if type(indices) is RetryTask:

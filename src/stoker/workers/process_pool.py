@@ -40,7 +40,7 @@ from . import health
 from .faults import exit_reason
 from .launch import SHORTAGES, Launcher
 from .process_table import ProcessTable
-from .protocol import Position, RetryTask, WorkerSpec, WorkerStatus, check_interval_s
+from .protocol import Position, RetryTask, SeededTask, WorkerSpec, WorkerStatus, check_interval_s
 from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class ProcessPool:
         self._closed = False
         self._has_private_tasks = False  # some worker has tasks in its own pipe besides the queue
         self._epoch = 0
+        self._seeds: tuple[int, int] | None = None  # of an iterator other than the first; see ``SeededTask``
         self._queue = TaskQueue() if spec.shared else None
         self._table = ProcessTable(launcher, self._queue, arenas, locker)
         self._workers = self._table.workers
@@ -185,7 +186,8 @@ class ProcessPool:
             self._submit(worker, task)
 
     def _submit(self, worker: int | None, task: Task) -> None:
-        payload = pickle.dumps(task.indices, protocol=5)
+        indices = task.indices if self._seeds is None else SeededTask(*self._seeds, task.indices)
+        payload = pickle.dumps(indices, protocol=5)
         if worker is None:
             assert self._queue is not None
             self._queue.put(task.epoch, task.number, payload)
@@ -196,6 +198,25 @@ class ProcessPool:
         handle = self._workers[worker]
         handle.given += 1
         handle.outbox.put(Kind.TASK, worker, task.epoch, task.number, payload=payload)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that was begun last."""
+        return self._epoch
+
+    def begin_anew(self, spec: WorkerSpec) -> None:
+        """From now on, the workers serve another iterator, whose workers would be started with ``spec``."""
+        self._spec = spec
+        self._seeds = spec.base_seed, spec.part_epochs
+        if self._queue is not None and self.alive() != spec.num_workers:
+            self.resize(spec.num_workers)
+
+    def alive_now(self, n: int) -> bool:
+        """Whether ``n`` workers wait for tasks, or may be started if tasks are shared."""
+        if self._closed or self.finishing or os.getpid() != self._owner:
+            return False
+        running = [w for w in self._workers if w.is_active]
+        return all(alive(w.process) for w in running) and (self._queue is not None or len(running) == n)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._epoch = epoch

@@ -167,12 +167,25 @@ class TaskRunner:
                 break
         self._made = part.count
 
-    def reseed(self, task: SeededTask) -> Index:
-        """Adopts the seeds that came with a task. Returns the task's indices."""
-        if (task.base_seed, task.epochs) != (self.spec.base_seed, self.spec.part_epochs):
-            self.spec = replace(self.spec, base_seed=task.base_seed, part_epochs=task.epochs)
-            self._place = self.spec.place(self.id)
-        return task.indices
+    def reseed(self, task: SeededTask) -> bool:
+        """Adopts the seeds that came with a task. Returns whether they are those of another iterator."""
+        if (task.base_seed, task.epochs) == (self.spec.base_seed, self.spec.part_epochs):
+            return False
+        self.spec = replace(self.spec, base_seed=task.base_seed, part_epochs=task.epochs)
+        self._place = self.spec.place(self.id)
+        return True
+
+    def begin_anew(self) -> None:
+        """Begins an iterator's first epoch, as ``start`` does, in a worker that was started for an earlier one."""
+        try:
+            if self.spec.init_fn is not None:
+                self.spec.init_fn(self._place.worker)
+            self.find_generators()
+            staged = staged_in(self.dataset)
+            if staged is not None:
+                staged.begin_as_forked()
+        except Exception:
+            self._failed = self.error()
 
     def _seed(self, epoch: int, number: int) -> None:
         """Sets task seeds. For iterable datasets they depend on how many batches this worker has made, because a task's

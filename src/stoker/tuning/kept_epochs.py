@@ -1,0 +1,94 @@
+"""Decides under ``stoker run --apply`` whether a loader's workers stay for its next epoch (``loader.kept_workers``).
+
+They may stay where a worker that is started anew would be the same: samples neither change nor print anything, nothing
+of the script's that they are made from has changed since the workers were started, and ``worker_init_fn`` only seeds.
+What the script changes while an epoch runs, workers do not see, with torch as with stoker.
+"""
+
+from __future__ import annotations
+
+import time
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from ..core import resources
+from ..core.elsewhere import elsewhere
+from ..core.handles import held
+from ..core.random_state import RandomState
+from ..core.types import LoaderLike
+from ..loader.loader_state import state_of
+from ..sampling.generators import find_generators
+from ..sampling.stateful import is_stateful
+from ..sampling.worker_init import only_seeds
+from ..staging.dataset import Staged
+from ..staging.trial import TrialResult
+from .applied_loader import applied_to
+from .given_workers import ScriptChanges, written_by_collate
+
+START_S = 0.02  # cost of starting a worker: comparing must take less
+
+
+class SameAsNew:
+    """Whether workers that were started when this object was made are the same as new ones."""
+
+    def __init__(self, loader: LoaderLike, found: TrialResult, staged: Staged) -> None:
+        began = time.thread_time()
+        self._changes = ScriptChanges(loader, found, staged)
+        self._generators = _generators(loader)
+        is_quick = time.thread_time() - began <= START_S * int(loader.num_workers)
+        self.is_known = self._changes.is_complete and is_quick
+
+    def holds(self, loader: LoaderLike) -> bool:
+        return not self._changes() and _generators(loader) == self._generators
+
+
+def _generators(loader: LoaderLike) -> RandomState:
+    return RandomState(find_generators(loader.dataset, loader.collate_fn), ())
+
+
+def decide(loader: LoaderLike, found: TrialResult | None, staged: Staged | None) -> None:
+    """Tells the engine whether the workers of the coming epoch may stay, and ends those of the last one if a new worker
+    would not be the same."""
+    state, applied = state_of(loader), applied_to(loader)
+    if state.kept is not None and not (applied.same_as_new is not None and applied.same_as_new.holds(loader)):
+        state.kept.close()
+        state.kept = None
+    state.keeps_workers = False
+    if found is None or staged is None or not staged.usable or why_never(loader, found):
+        return
+    if state.kept is None:
+        applied.same_as_new = SameAsNew(loader, found, staged)
+    state.keeps_workers = applied.same_as_new is not None and applied.same_as_new.is_known
+
+
+def why_never(loader: LoaderLike, found: TrialResult) -> str:
+    """Why a worker that has made samples differs from a new one; "" if it does not, or if there are none."""
+    if found.changes or found.writes_elsewhere or found.assigns:
+        return "loading a sample changes something in its process"
+    written = written_by_collate(loader)
+    if written:
+        return f"the loader's collate_fn changes {written}"
+    if not int(loader.num_workers) or state_of(loader).own_workers == 0:
+        return "the script asked for no workers"
+    if state_of(loader).metrics.worker_pss:
+        each = max(state_of(loader).metrics.worker_pss.values())
+        if resources.workers_bound(each)[0] < int(loader.num_workers):
+            return "memory is short"
+    return found.only_in_workers or why_not(loader)
+
+
+def why_not(loader: LoaderLike) -> str:
+    """Why each epoch needs workers of its own; "" if it does not. ``worker_init_fn`` may do anything to a worker's
+    process, unless it only seeds. Open files belong to each worker's own copy of the dataset."""
+    dataset = loader.dataset
+    if loader.persistent_workers or loader.timeout:
+        return "persistent_workers or timeout is set"
+    if loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
+        return "worker_init_fn may do more than seed random generators"
+    if elsewhere(loader.__dict__.get("worker_method")) is not None:
+        return "cluster nodes also load batches"
+    if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
+        return "the loader has a multiprocessing_context or a state"
+    if is_stateful(dataset) or isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        return "the dataset has a state"
+    return held(dataset)
