@@ -42,6 +42,7 @@ from .library_objects import (
     Held,
     attributes_of,
     items_of,
+    levels_of_loggers,
     library_settings,
     native_base,
     stamp_of_descriptor,
@@ -87,6 +88,8 @@ SKIPPED_MEMBERS = frozenset(
 GLOBALS = "dataset[1]['"  # how the paths of global variables, and of members of classes, begin
 MODULE_NAMES = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__", "__file__"})
 ENVIRONMENT = frozenset({"environ", "getenv", "environb", "expandvars", "expanduser"})
+BY_NAME = frozenset({"getattr", "vars", "__dict__"})
+LOGGERS = frozenset({"getLogger", "isEnabledFor", "getEffectiveLevel", "hasHandlers"})
 GRADIENTS = frozenset({"is_grad_enabled", "requires_grad", "requires_grad_", "backward", "autograd"})
 READ_ENVIRONMENT = {  # by id: what reads the environment under whatever name
     id(getattr(module, name))
@@ -420,10 +423,14 @@ class Inputs(ComparedInputs):
         self._depends_on_gradients |= not mentioned.isdisjoint(GRADIENTS)
         if not DESCRIPTORS.isdisjoint(attributes):
             self._beside_descriptors |= mentioned
+        if not mentioned.isdisjoint(BY_NAME):  # ``getattr(torch, "level", 0)``
+            attributes = attributes | {(name, text) for name in read for text in mentioned}
         for names in sorted(attributes):
             self._visit_value_of_library(names, scope, depth)
         if mentioned & ENVIRONMENT:
             self._note_environment()
+        if mentioned & LOGGERS:
+            self.entries["levels of loggers"] = Entry("levels", levels_of_loggers())
         for name in sorted(imported):
             self._visit_import(_absolute(name, scope), mentioned, depth)
 
@@ -443,7 +450,7 @@ class Inputs(ComparedInputs):
             return
         scope = vars(module)
         wanted = set(mentioned & scope.keys())
-        if {"getattr", "vars", "__dict__"} & mentioned:
+        if not mentioned.isdisjoint(BY_NAME):
             wanted = set(scope) - MODULE_NAMES
         done = self._modules.setdefault(id(module), set())
         for name in sorted(wanted - done):
@@ -459,7 +466,8 @@ class Inputs(ComparedInputs):
         script has put into a library."""
         found = scope.get(names[0])
         for name in names[1:]:
-            if not isinstance(found, types.ModuleType) or is_users_module(found):
+            is_module = isinstance(found, types.ModuleType) and not is_users_module(found)
+            if not is_module and not (isinstance(found, type) and is_library_class(found)):
                 return
             path, found = f"dataset[1]['{found.__name__}.{name}']", vars(found).get(name)
         if isinstance(found, types.FunctionType):

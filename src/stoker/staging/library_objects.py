@@ -144,11 +144,21 @@ def library_settings() -> tuple[object, ...]:
     casts = [(torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in ("cpu", "cuda")]
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     flushes_denormals = sys.float_info.min / 2 == 0.0  # torch.set_flush_denormal()
-    # Imports add other filters, and stoker's own warnings belong to no sample.
-    raised = [str(f) for f in warnings.filters if f[0] == "error" and f[2] is not StokerWarning]
+    # What raises an error is decided by the first filter that fits, so by those up to the last one that raises. Imports
+    # add other filters, and stoker's own warnings belong to no sample.
+    filters = [f for f in warnings.filters if f[2] is not StokerWarning]
+    raising = [k for k, f in enumerate(filters) if f[0] == "error"]
+    raised = [str(f) for f in filters[: max(raising, default=-1) + 1]]
     place = time.tzname, locale.setlocale(locale.LC_ALL)
     of_torch = str(torch.get_default_dtype()), str(torch.get_default_device()), precision, casts, is_deterministic
-    return *of_torch, *map(str, texts), flushes_denormals, raised, place, *found
+    return *of_torch, *map(str, texts), flushes_denormals, raised, place, sys.getrecursionlimit(), *found
+
+
+def levels_of_loggers() -> tuple[object, ...]:
+    """Levels that decide which loggers are enabled."""
+    manager = logging.root.manager
+    found = [(name, x.level, x.disabled) for name, x in sorted(manager.loggerDict.items()) if isinstance(x, logging.Logger)]
+    return manager.disable, logging.root.level, *(entry for entry in found if any(entry[1:]))
 
 
 def working_folder() -> str:

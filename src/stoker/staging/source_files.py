@@ -166,7 +166,7 @@ class SourceFiles:
         texts: Iterable[str] = (),
         functions: Iterable[types.FunctionType] = (),
     ) -> None:
-        names = Names(dataset, texts)
+        names = Names(dataset, (*texts, *_paths_in_code(functions)))
         self._files = [*names.files, *files]
         self._folders: dict[str, Kinds] = {}
         self._beside: dict[str, Kinds] = {}  # by pattern
@@ -302,6 +302,19 @@ def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable
     return out
 
 
+def _paths_in_code(functions: Iterable[types.FunctionType]) -> Iterator[str]:
+    """Yields strings in the code that name a file; those that name a folder only if it lists folders: a folder's name
+    is often a word."""
+    for fn in functions:
+        for code in codes_of(original(fn.__code__)):
+            lists = not LISTS.isdisjoint(code.co_names)
+            for text in (*code.co_consts, *(fn.__defaults__ or ())):
+                if isinstance(text, str) and 0 < len(text) < 256 and "\0" not in text:
+                    kind = _kind(text)
+                    if kind == "file" or (kind and lists):
+                        yield text
+
+
 def _suffixes_of(text: str) -> set[str]:
     """ ".png" for "{}_mask.png", ".png" and "png"."""
     last = text.rpartition(".")[2]
@@ -392,6 +405,8 @@ def _list(folder: str, out: dict[str, Stamp], kinds: Kinds) -> None:
                     continue
                 if dangles or stat.S_ISREG(status.st_mode):
                     out[path] = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+                elif kinds.is_all:  # code that lists the folder sees a folder in it
+                    out[path] = 0, 0, 0, status.st_ino
     except OSError:
         pass
 

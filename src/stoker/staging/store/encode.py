@@ -39,6 +39,7 @@ SIMPLE_KINDS = "biufc?mMSU"  # kinds of NumPy dtypes that their string describes
 KEY_TYPES = (str, int, bool, type(None))  # key types of dicts that are not pickled
 PLAIN = {int, float, bool, str, type(None)}  # item types of lists stored as a single leaf
 LONG = 16  # minimum number of items for a list of these, or of rows of them, to be a single leaf
+NO_GRADIENTS = "a sample has a tensor that requires gradients, which flow to what made it"
 _PICKLED = re.compile(r'\["o","((?:[^"\\]|\\.)*)"\]')  # spec.PICKLED within a type
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -147,6 +148,8 @@ class _SamplePickler(pickle.Pickler):
     """Pickles tensors as their bytes, which load in 5 us; torch's own format takes 60 us."""
 
     def reducer_override(self, x: object) -> Any:
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            raise CacheError(NO_GRADIENTS)
         if type(x) is not torch.Tensor or not _is_simple(x) or not x.is_contiguous() or not x.numel() or x.__dict__:
             return NotImplemented
         return tensor_of, (bytearray(_bytes_of_tensor(x)), x.dtype, tuple(x.shape), x.stride())
@@ -166,6 +169,8 @@ def _take_tensor(t: torch.Tensor, out: list[Leaf], dense: bool) -> Spec:
     if t.__dict__:
         return _pickled(t, out)
     if not _is_simple(t):
+        if t.requires_grad:
+            raise CacheError(NO_GRADIENTS)
         if not t.is_cpu:
             raise CacheError(
                 f"a sample has a tensor on {t.device}, but the cache is in main memory. Move it to the device in "
