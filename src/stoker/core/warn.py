@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 
 from . import packages
 from .errors import StokerWarning
 
+_written: list[set[str]] = []  # not empty: warnings are written to the terminal; holds those that were
+
+
+def to_terminal() -> None:
+    """From now on, warnings are lines on the terminal: a script that does not know stoker may collect Python's
+    warnings, and what is written to ``sys.stderr``, in its own log."""
+    if not _written:
+        _written.append(set())
+
 
 def warn_user(message: str, category: type[Warning] = StokerWarning) -> None:
     """Warns at the innermost frame outside stoker and torch. Raises only if a filter for this category makes it an
     error."""
+    if _written and category is StokerWarning:
+        if sys.__stderr__ is not None and message not in _written[0]:
+            _written[0].add(message)
+            with contextlib.suppress(OSError, ValueError):
+                sys.__stderr__.write(f"stoker: {message}\n")
+        return
     libraries = (*packages.OWN, packages.torch())
     level = 2
     frame = sys._getframe(1)

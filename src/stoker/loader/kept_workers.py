@@ -1,9 +1,9 @@
 """Workers that outlive the iterator that they were started for, and serve the loader's next one.
 
-torch starts the workers of a loader without ``persistent_workers`` again for each epoch, and so does stoker. A fork takes
-a few milliseconds for each worker, and copies pages that the script's process writes to after it. If nothing that
-samples are made from has changed since, new workers would be equal to those of the last epoch, whose random generators
-are then set to where a new worker's would begin::
+torch starts the workers of a loader without ``persistent_workers`` again for each epoch. A fork takes some milliseconds
+for each worker, and pages that the script's process then writes to are copied. If nothing that samples are made from
+has changed since, new workers would equal those of the last epoch. Their random generators are then set to where a new
+worker's would begin::
 
     script's process                      a worker
     ----------------                      --------
@@ -23,7 +23,6 @@ from dataclasses import fields
 from torch.utils.data import Subset
 
 from ..core import reclaim
-
 from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerSpec
 

@@ -149,7 +149,7 @@ class ChangeWatch:
             self._next_check = 0.0
 
     def forked_anew(self) -> None:
-        """Call after ``check_soon`` in a worker that is as one forked now would be."""
+        """Call after ``check_soon`` in a worker that equals one forked now."""
         if self.forks_are_same:
             self._looks_at_files, self._next_check = False, time.monotonic() + CHECK_S
 

@@ -407,7 +407,7 @@ class Staged(Wrapper):
             self._filler.elsewhere.look_again()
 
     def begin_as_forked(self) -> None:
-        """Begins an epoch in a worker that is as one forked now would be: the script's process has looked for changes."""
+        """Begins an epoch in a worker that equals one forked now: the script's process has looked for changes."""
         self._watch.forked_anew()
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None:

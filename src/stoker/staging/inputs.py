@@ -469,7 +469,7 @@ class Inputs(ComparedInputs):
             is_module = isinstance(found, types.ModuleType) and not is_users_module(found)
             if not is_module and not (isinstance(found, type) and is_library_class(found)):
                 return
-            path, found = f"dataset[1]['{found.__name__}.{name}']", vars(found).get(name)
+            path, found = f"dataset[1]['{found.__name__}.{name}']", vars(found).get(name)  # type: ignore[union-attr]
         if isinstance(found, types.FunctionType):
             is_users = is_users_code(found.__code__)
         else:

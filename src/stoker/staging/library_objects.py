@@ -157,7 +157,9 @@ def library_settings() -> tuple[object, ...]:
 def levels_of_loggers() -> tuple[object, ...]:
     """Levels that decide which loggers are enabled."""
     manager = logging.root.manager
-    found = [(name, x.level, x.disabled) for name, x in sorted(manager.loggerDict.items()) if isinstance(x, logging.Logger)]
+    found = [
+        (name, x.level, x.disabled) for name, x in sorted(manager.loggerDict.items()) if isinstance(x, logging.Logger)
+    ]
     return manager.disable, logging.root.level, *(entry for entry in found if any(entry[1:]))
 
 

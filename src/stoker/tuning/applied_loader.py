@@ -34,7 +34,9 @@ class AppliedLoader:
     was_taken_back: bool = False  # the script has changed its dataset since
     # persistent workers of a class with its own iterators were started with the cache
     has_cache_in_workers: bool = False
-    epochs: CachedEpochs | None = None  # decides who makes the next epoch of a loader that the script made without workers
+    epochs: CachedEpochs | None = (
+        None  # decides who makes the next epoch of a loader that the script made without workers
+    )
     same_as_new: SameAsNew | None = None  # whether its workers may stay; None: not determined
 
 

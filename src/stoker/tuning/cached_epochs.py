@@ -17,7 +17,6 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
 FILLED = 0.9  # of the samples: an epoch that drops its last batch skips some
 GROWING = 0.02  # share by which a cache may grow in an epoch; if it grew more, it is still being filled
 START_S = 0.02  # cost of starting a worker for an epoch

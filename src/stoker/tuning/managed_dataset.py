@@ -20,7 +20,6 @@ from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
 from ..core.errors import StokerError, UsageError
 from ..core.filesystems import is_far
-from ..core.options import AutoWorkers
 from ..core.resources import ranks
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine

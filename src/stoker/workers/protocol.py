@@ -109,7 +109,7 @@ class WorkerSpec:
     places: tuple[ShardStart, ...] = ()  # where each part started, if parts were redistributed among the ranks
     ranks: tuple[int, int] = (0, 1)  # rank of the training process, and number of ranks
     late: LateDataset | None = None  # may later replace the dataset; None: nothing will
-    # the workers may serve later iterators of the loader, for each of which they begin anew; see ``loader.kept_workers``
+    # the workers may serve later iterators, for each of which they begin anew; see ``loader.kept_workers``
     kept: bool = False
 
     def place(self, part: int) -> ShardStart:

@@ -89,6 +89,10 @@ def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]])
     try:
         patch = _import_patch()
         if patch is not None:
+            if os.environ.get("STOKER_APPLY") == "1":
+                from stoker.core import warn
+
+                warn.to_terminal()
             patch.attach(module, replaced)
     finally:
         if collects:
