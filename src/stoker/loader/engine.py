@@ -322,7 +322,7 @@ def _pool(
         _name_reopened(loader.dataset, state.metrics.decisions)
     nodes = _nodes(loader, state)
     restarts = not threads and validate.restarts(loader)
-    keeps = state.keeps_workers and not (threads or nodes or standby or restarts or cursor.saved)
+    keeps = bool(state.keeps_workers) and not (threads or nodes or standby or restarts or cursor.saved)
     kept, state.kept = state.kept, None
     if kept is not None and not keeps:
         kept.close()
@@ -341,6 +341,7 @@ def _pool(
         standby=standby,
         late=None if threads or nodes is not None else state.late,
         keep=functools.partial(setattr, state, "kept") if keeps else None,
+        keep_until=state.keeps_workers,
         kept=kept if keeps else None,
     )
     it = PoolIter(loader, cursor, state.metrics, plan)

@@ -53,7 +53,8 @@ class LoaderState:
         self.own: tuple[Any, Any] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``
         self.late: LateDataset | None = None  # may exchange the dataset in the middle of the coming epoch
-        self.keeps_workers = False  # those of the coming epoch may serve the next one, as those of the last one may
+        # time until which the workers of the coming epoch, or those of the last one, may serve the next; 0.0: they may not
+        self.keeps_workers = 0.0
         self.kept: KeptWorkers | None = None  # workers that wait for the next epoch
         self.adopted: Attributes | None = None  # settings of a ``stoker.DataLoader`` that were applied
         self.iterates_generator = False  # the class' ``__iter__`` returned a generator

@@ -9,6 +9,8 @@ import functools
 import multiprocessing
 import os
 import pickle
+import sys
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,16 +107,16 @@ class PoolIter(_BaseDataLoaderIter):
         self._workers: list[Any] = workers.processes
         self._pss = workers.pss
         self._read_threads = workers.read_threads
-        self._close = weakref.finalize(self, pool.close)
+        self._end = _End(pool)
+        self._close = weakref.finalize(self, self._end)
         restarts = None
         if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch, plan.retreat)
         self._scheduler.here = plan.standby is not None
         self._scheduler.epoch = workers.epoch if kept is not None else -1
-        self._keep: Callable[[], None] | None = None
         if plan.keep is not None and isinstance(workers, ProcessPool):
-            self._keep = functools.partial(_keep, plan.keep, self._close, workers, pool, spec)
+            self._end.keep = functools.partial(_keep, plan, self._scheduler, workers, pool, spec)
         self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = loader.persistent_workers and not cursor.one_dataset
         # shared memory is excluded: workers see its changes
@@ -354,10 +356,9 @@ class PoolIter(_BaseDataLoaderIter):
             try:
                 data = self._scheduler.next()
             except StopIteration:
-                if self._keep is not None and not self._scheduler.has_retreated:
+                if self._end.keep is not None:
                     self._measure_workers()
-                    self._keep()
-                    self._keep = None
+                    self._close()
                 elif not self._persistent_workers:
                     self._shutdown_workers()
                 raise
@@ -401,21 +402,30 @@ class PoolIter(_BaseDataLoaderIter):
             self._metrics.decisions.append(decision)
 
     def _shutdown_workers(self) -> None:
+        self._end.keep = None
         self._measure_workers()
         self._scheduler.stop()
         self._close()
 
 
-def _keep(
-    keep: Callable[[KeptWorkers], None],
-    close: weakref.finalize[Any, Any],
-    workers: ProcessPool,
-    pool: Pool,
-    spec: WorkerSpec,
-) -> None:
-    """Keeps workers whose iterator has come to its end."""
-    close.detach()
-    keep(KeptWorkers(workers, pool, spec))
+class _End:
+    """Ends an iterator's workers, or keeps them for the next iterator."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.keep: Callable[[], bool] | None = None  # keeps them; returns whether it did
+
+    def __call__(self) -> None:
+        if self.keep is None or not self.keep():
+            self._pool.close()
+
+
+def _keep(plan: PoolPlan, scheduler: Scheduler, workers: ProcessPool, pool: Pool, spec: WorkerSpec) -> bool:
+    """Keeps the workers of an iterator whose batches were all delivered. A loop may not ask for more than these."""
+    if plan.keep is None or sys.is_finalizing() or not scheduler.is_done or time.monotonic() >= plan.keep_until:
+        return False
+    plan.keep(KeptWorkers(workers, pool, spec))
+    return True
 
 
 def _pinned(make_batch: MakeBatch, device: str | None) -> MakeBatch:

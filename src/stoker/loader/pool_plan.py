@@ -61,5 +61,6 @@ class PoolPlan:
     standby: tuple[int, int] | None = None
     # called with the workers at the end of the epoch; None: they end then
     keep: Callable[[KeptWorkers], None] | None = None
+    keep_until: float = 0.0  # they end then also if it is later than this, by ``time.monotonic``
     kept: KeptWorkers | None = None  # workers of the last epoch
     late: LateDataset | None = None  # gives workers a cache in the middle of their epoch; None: nothing does

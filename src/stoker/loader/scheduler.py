@@ -117,9 +117,9 @@ class Scheduler:
         self.worker = 0  # worker whose batch was delivered last
 
     @property
-    def has_retreated(self) -> bool:
-        """Whether this process makes all batches, because workers could not."""
-        return self._alone
+    def is_done(self) -> bool:
+        """Whether all batches of the epoch were delivered, and workers wait for tasks."""
+        return self._exhausted and not self._stopped and not self._alone and not len(self._tasks)
 
     @property
     def ending(self) -> bool:

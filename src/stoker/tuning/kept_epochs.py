@@ -26,6 +26,9 @@ from .applied_loader import applied_to
 from .given_workers import ScriptChanges, written_by_collate
 
 START_S = 0.02  # cost of starting a worker: comparing must take less
+# Workers are started again after this time: in longer epochs that costs little, and a worker that was just started sees
+# a change that no comparison finds, when it makes cached samples again.
+KEPT_S = 2.0
 
 
 class SameAsNew:
@@ -36,9 +39,11 @@ class SameAsNew:
         self._changes = ScriptChanges(loader, found, staged)
         self._generators = _generators(loader)
         is_quick = time.thread_time() - began <= START_S * int(loader.num_workers)
-        self.is_known = self._changes.is_complete and is_quick
+        self.until = time.monotonic() + KEPT_S if self._changes.is_complete and is_quick else 0.0
 
     def holds(self, loader: LoaderLike) -> bool:
+        if time.monotonic() >= self.until:
+            return False
         return not self._changes() and _generators(loader) == self._generators
 
 
@@ -53,12 +58,12 @@ def decide(loader: LoaderLike, found: TrialResult | None, staged: Staged | None)
     if state.kept is not None and not (applied.same_as_new is not None and applied.same_as_new.holds(loader)):
         state.kept.close()
         state.kept = None
-    state.keeps_workers = False
+    state.keeps_workers = 0.0
     if found is None or staged is None or not staged.usable or why_never(loader, found):
         return
     if state.kept is None:
         applied.same_as_new = SameAsNew(loader, found, staged)
-    state.keeps_workers = applied.same_as_new is not None and applied.same_as_new.is_known
+    state.keeps_workers = 0.0 if applied.same_as_new is None else applied.same_as_new.until
 
 
 def why_never(loader: LoaderLike, found: TrialResult) -> str:
