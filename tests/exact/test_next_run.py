@@ -167,7 +167,10 @@ class Data(torch.utils.data.Dataset):
         for _ in range(200):
             x = x.exp().log()
         return x + ctypes.c_double.from_address(self.address).value
-loader = torch.utils.data.DataLoader(Data(hidden.data_ptr()), batch_size=20, num_workers=2)
+def started_anew(worker):
+    print(end="")
+
+loader = torch.utils.data.DataLoader(Data(hidden.data_ptr()), batch_size=20, num_workers=2, worker_init_fn=started_anew)
 for epoch in range(4):
     sums = [float(batch.sum()) for batch in loader]
     hidden += 1  # no digest sees it

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 import stoker
 from stoker.loader.auto import decide
 from stoker.sampling.worker_init import KNOWN, only_seeds
-from stoker.tuning.cached_epochs import why_not
+from stoker.tuning.kept_epochs import why_not
 
 args = argparse.Namespace(seed=3)
 drawn: list[int] = []

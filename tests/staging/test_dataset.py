@@ -26,7 +26,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.staging import change_watch, source_files
+from stoker.staging import change_watch
 from stoker.staging.inputs import Inputs
 from stoker.staging.store.decode import Layout, stored_copy
 from stoker.staging.store.encode import take
@@ -942,12 +942,6 @@ def test_the_user_is_told_which_value_changed(from_files: FromFiles) -> None:
     from_files.conf.pad = 2
     changes = before.changes(Inputs(from_files), {})
     assert [readable(c) for c in changes] == ["dataset.conf.pad was 1 and is 2", "dataset.conf"]
-
-
-def test_copies_for_workers_read_no_file_stamps(from_files: FromFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    staged = stoker.Staged(from_files)
-    monkeypatch.setattr(source_files, "stamp_of", lambda path: pytest.fail(f"{path} was looked at again"))
-    assert staged.for_worker(copy.copy(from_files)).make([3]) == [4]
 
 
 @pytest.mark.parametrize("value", [True, sqlite3.connect(":memory:")], ids=["plain", "a connection"])

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 
 from stoker.staging.plan import Plan, WholeNode
 from stoker.tuning.cache_pays import why_it_does_not_pay
-from stoker.tuning.cached_epochs import MOST_S, CachedEpochs, Maker, why_not
+from stoker.tuning.cached_epochs import MOST_S, CachedEpochs, Maker
+from stoker.tuning.kept_epochs import why_not
 
 FILLING = [20.0, 2.0, 0.2, 0.1, 2.2, 640.0]
 
@@ -101,7 +102,6 @@ class Samples:
         (Samples(), {"worker_init_fn": id}),
         (Samples(), {"timeout": 60}),
         (Samples(), {"multiprocessing_context": "spawn"}),
-        (Samples(), {"num_workers": 0}),
     ],
 )
 def test_what_needs_processes_of_its_own(dataset: Any, settings: dict[str, Any]) -> None:

@@ -21,7 +21,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 from stoker.core.compare import equal_bits
 from stoker.staging import change_watch
 from stoker.tuning import apply
-from stoker.tuning.cached_epochs import CachedEpochs, Maker
 
 from .conftest import put_behind_apply
 
@@ -512,26 +511,6 @@ def test_a_script_gets_what_it_gets_without(name: str, applied: dict[str, Any]) 
     assert equal_bits(made, plain)
     assert applied
     print("REASON", [(e["reason"], e["to"]) for e in applied.values()])
-
-
-PLAYED = [
-    "generators of a module and a class",
-    "remembered results",
-    "an error that is caught",
-    "what one worker changes",
-    "two at once",
-    "what the first sample of a worker sets",
-]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", PLAYED)
-def test_nor_in_epochs_that_its_own_process_makes_from_the_cache(
-    name: str, applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    always = lambda self, rows, may: Maker.SCRIPT if may else Maker.WORKERS  # noqa: E731
-    monkeypatch.setattr(CachedEpochs, "choose", always)
-    test_a_script_gets_what_it_gets_without(name, applied)
 
 
 def test_workers_are_given_where_the_script_cannot_tell(applied: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from stoker.tuning import apply
-from stoker.tuning.cached_epochs import CachedEpochs, Maker
 from tests.tuning.conftest import put_behind_apply
 
 SAMPLES = 32
@@ -103,8 +101,6 @@ def test_they_have_one_cache(
     data: Any, parts: Callable[[Any], list[Any]], workers: int, init: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply, "first_guess", lambda loader: (workers, "as it has"))
-    by = {False: Maker.WORKERS, True: Maker.SCRIPT}
-    monkeypatch.setattr(CachedEpochs, "choose", lambda epochs, rows, filled: by[filled])
     wanted = epochs(DataLoader, parts(data()), 3, num_workers=workers, worker_init_fn=init)
     found = epochs(Loader, parts(data()), 3, num_workers=workers, worker_init_fn=init)
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
@@ -112,36 +108,6 @@ def test_they_have_one_cache(
     assert known.staged is not None
     assert known.staged.usable
     assert known.staged.account.filled == len({int(i) % SAMPLES for part in parts(data()) for i in _of_whole(part)})
-    assert known.by_script is (workers > 0 and init is None)
-
-
-FORKED = [False]  # whether this process is a child of the script's
-os.register_at_fork(after_in_child=lambda: FORKED.__setitem__(0, True))
-
-
-def once_per_process(samples: list[Any]) -> Any:
-    """What a library does that the script's process has in use already."""
-    if not FORKED[0]:
-        raise RuntimeError("already open in this process")
-    return torch.stack(samples)
-
-
-@pytest.mark.slow
-def test_where_the_scripts_process_fails_workers_take_over(
-    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "as it has"))
-    by = {False: Maker.WORKERS, True: Maker.SCRIPT}
-    monkeypatch.setattr(CachedEpochs, "choose", lambda epochs, rows, filled: by[filled])
-    wanted, found = (
-        epochs(cls, [Drawn()], 4, num_workers=2, collate_fn=once_per_process) for cls in (DataLoader, Loader)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
-    (known,) = apply._datasets
-    assert known.by_script
-    apply.refresh()
-    (entry,) = applied.values()
-    assert "workers took over where that failed but they succeeded: RuntimeError: already open" in entry["reason"]
 
 
 def _of_whole(part: Any) -> list[int]:

@@ -53,7 +53,7 @@ class LoaderState:
         self.own: tuple[Any, Any] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``
         self.late: LateDataset | None = None  # may exchange the dataset in the middle of the coming epoch
-        # time until which the workers of the coming epoch, or those of the last one, may serve the next; 0.0: they may not
+        # time until which workers of the coming epoch, or those of the last one, may serve the next; 0.0: they may not
         self.keeps_workers = 0.0
         self.kept: KeptWorkers | None = None  # workers that wait for the next epoch
         self.adopted: Attributes | None = None  # settings of a ``stoker.DataLoader`` that were applied

@@ -17,7 +17,7 @@ import threading
 import types
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
@@ -137,17 +137,15 @@ def _forked(device: str) -> bool:
     return bool(getattr(module, "_is_in_bad_fork", bool)())
 
 
-def own_copies(*roots: object, alone: Iterable[object] = ()) -> tuple[Any, ...]:
-    """Copies objects so that one thread has its own generators; objects that lead to no generator stay shared.
-
-    ``alone``: objects that are also copied, with their own attributes. Raises whatever copying an object raises.
-    """
+def own_copies(*roots: object) -> tuple[Any, ...]:
+    """Copies objects so that one thread has its own generators; objects that lead to no generator stay shared. Raises
+    whatever copying an object raises."""
     parents: dict[int, list[object]] = {}
     walk = _Walk(None, thread_local=False, parents=parents)
     for k, root in enumerate(roots):
         walk.visit(str(k), root, DEPTH)
     spine: dict[int, object] = {}
-    ways: list[Any] = [*(g for _, g in walk.found), *alone]
+    ways: list[Any] = [g for _, g in walk.found]
     while ways:
         x = ways.pop()
         if id(x) not in spine:

@@ -158,7 +158,7 @@ class ChangeWatch:
         a sample saves.
 
         Without workers, the loop may change the dataset after each batch, and the next batch must reflect that. Workers
-        do not see such changes; if the script's process emulates them, the dataset was checked when the epoch began."""
+        do not see such changes."""
         if torch.utils.data.get_worker_info() is None:
             is_repeated = not announced and self.is_repeated(indices)  # an epoch has begun
             self._looks_at_files |= is_repeated

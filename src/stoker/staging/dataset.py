@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -292,18 +291,6 @@ class Staged(Wrapper):
             self.split.dataset = dataset
         self._filler.replace_dataset(dataset)
         self._memo = None
-
-    def for_worker(self, dataset: MapDataset) -> Staged:
-        """Another object over the same cache that runs the random part of a copy of the dataset. Only changes of this
-        object's dataset count: the script cannot change the copy."""
-        other = object.__new__(Staged)
-        other.__dict__.update(self.__dict__)
-        other.dataset = other.stands_for = dataset
-        if self.split is not None:
-            other.split = copy.copy(self.split)
-            other.split.dataset = dataset
-        other._bind(self._watch)
-        return other
 
     # -- changes
 

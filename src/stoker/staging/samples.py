@@ -435,7 +435,7 @@ class TrialSamples:
     @property
     def made_once(self) -> str:
         """Describes what loading the first sample opens or sets in each process; "" if nothing. Plain data of datasets
-        do not count, because each emulated worker has its own copy. Those of helpers do: workers share them."""
+        do not count; ``TrialResult.assigns`` tells of them."""
         places = Fingerprint(self.dataset).places
         own = {f"dataset[0]{places.get(id(x), '').removeprefix('dataset')}" for x in inner_datasets(self.dataset)}
         shared = {path for path in _roots(self.made) if path.rpartition(".")[0] not in own}
@@ -448,7 +448,7 @@ class TrialSamples:
 
     @property
     def only_in_workers(self) -> str:
-        """Why no other process may emulate the loader's workers; "" if one may."""
+        """Why a worker that has made samples differs from a new one; "" if it does not."""
         if self.only_together:
             return self.only_together
         if self._caches:

@@ -84,7 +84,7 @@ class TrialResult(NamedTuple):
     is_stateless: bool = False  # loading a sample changes nothing in the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, even if only on first use
     forgets: str = ""  # a function that keeps a limited number of its results
-    only_in_workers: str = ""  # why no other process may emulate workers
+    only_in_workers: str = ""  # why a worker that has made samples differs from a new one, and the script's process too
     draws: bool = False  # making a sample advanced a random generator
     may_print: bool = False  # the user's code names functions that print, log or write
     may_draw: bool = False  # the user's code names drawing functions, perhaps not used by each sample

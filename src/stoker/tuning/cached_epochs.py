@@ -1,8 +1,8 @@
-"""Decides where ``stoker run --apply`` makes an epoch's batches once all samples are cached.
+"""Decides whether a loader keeps the workers that ``stoker run --apply`` gave it, once all samples are cached.
 
-Often so little work is left per sample that starting workers, and moving batches between processes, costs more.
-``loader/emulated_workers.py`` makes the same batches in the script's own process. Each way is timed for one epoch, and
-the faster one stays::
+Often so little work is left per sample that starting workers, and moving batches between processes, costs more than
+making them in the script's process, as the script asked for. Each way is timed for one epoch, and the faster one
+stays::
 
     epoch 1        workers fill the cache
     epoch 2        in the script's process, where an estimate says that this may pay

@@ -347,7 +347,6 @@ class ManagedDataset:
         collate_fn = self._collate_fn()
         if self.collated is not None or self._collate_discards.too_many:
             return
-        # A collate function that draws from its own generator is copied for each emulated worker, so it gets no cache.
         if found is None or found.collate is None or collate_fn is None:
             return
         if not find_generators(collate_fn):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +103,6 @@ class OneThread:
         set_mkl(self._mkl)
         for pool, count in zip(self._pools, self._counts, strict=True):
             _set(pool, count)
-
-    @contextmanager
-    def lifted(self) -> Iterator[None]:
-        """Restores all threads for operations whose bits do not depend on their number: copies."""
-        self._restore()
-        try:
-            yield
-        finally:
-            self._cap()
 
 
 look()  # on import, so that the first batch does not wait for it
