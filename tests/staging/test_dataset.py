@@ -763,13 +763,27 @@ class Boxes(torch.Tensor):
 def test_kinds_of_tensors_come_back() -> None:
     boxes = torch.arange(8.0).view(2, 4).as_subclass(Boxes)
     boxes.canvas_size = (3, 4)  # type: ignore[attr-defined]
-    words, leaves = take([boxes, torch.nn.Parameter(torch.ones(2))])
-    again, parameter = Layout(words).put([x.copy() for x in leaves])
+    words, leaves = take([boxes])
+    (again,) = Layout(words).put([x.copy() for x in leaves])
     assert type(again) is Boxes
     assert again.canvas_size == (3, 4)
     assert torch.equal(again, boxes)
-    assert type(parameter) is torch.nn.Parameter
     assert take([boxes])[0] == take([again])[0]
+
+
+class Encoded:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def test_a_tensor_that_carries_gradients_is_not_cached() -> None:
+    """They would no longer reach the encoder that a sample has used."""
+    from stoker.staging.store.encode import CacheError
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    for sample in (weight, [weight * 2], Encoded(weight * 2), (weight * 2).as_subclass(Boxes)):
+        with pytest.raises(CacheError, match="gradients"):
+            take(sample)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1", "P", "I;16", "F"])

@@ -306,9 +306,8 @@ def _pool(
     if not auto:
         loader.check_worker_number_rationality()  # type: ignore[attr-defined]
     threads = method == "thread"
-    if method == "process" and not state.advised and hasattr(loader, "worker_method"):
-        state.advised = True
-        _advise(loader.dataset)
+    if method == "process":
+        _advise(loader, state)
     if threads and state.rng_watch is None:
         from ..workers.rng_watch import GlobalRngUse
 
@@ -322,10 +321,7 @@ def _pool(
         _name_reopened(loader.dataset, state.metrics.decisions)
     nodes = _nodes(loader, state)
     restarts = not threads and validate.restarts(loader)
-    keeps = bool(state.keeps_workers) and not (threads or nodes or standby or restarts or cursor.saved)
-    kept, state.kept = state.kept, None
-    if kept is not None and not keeps:
-        kept.close()
+    keeps = not any((threads, nodes, standby, restarts, cursor.saved)) and state.keeps_workers > 0
     plan = PoolPlan(
         budget=budget(loader),
         slots=state.heaps if threads else state.arenas,
@@ -342,7 +338,7 @@ def _pool(
         late=None if threads or nodes is not None else state.late,
         keep=functools.partial(setattr, state, "kept") if keeps else None,
         keep_until=state.keeps_workers,
-        kept=kept if keeps else None,
+        kept=state.take_kept(keeps),
     )
     it = PoolIter(loader, cursor, state.metrics, plan)
     state.iterators.add(it)
@@ -384,9 +380,12 @@ def _warn_ignored(loader: LoaderLike, why: str, *names: str) -> None:
         warn_user(f"No effect here: {found}. Reason: {why}.")
 
 
-def _advise(dataset: MapDataset) -> None:
-    """Warns about objects that each worker process will copy page by page."""
-    for found in big(dataset, BIG_BYTES):
+def _advise(loader: LoaderLike, state: LoaderState) -> None:
+    """Warns once about objects that each worker process will copy page by page, if the loader is stoker's."""
+    if state.advised or not hasattr(loader, "worker_method"):
+        return
+    state.advised = True
+    for found in big(loader.dataset, BIG_BYTES):
         warn_user(
             f"{found.path} is {found.words}, about {found.nbytes >> 20:,} MB. Every read updates reference counts, so "
             f"each worker process ends up with its own copy. {found.path} = {found.remedy} keeps it in one buffer "

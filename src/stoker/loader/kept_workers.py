@@ -47,19 +47,21 @@ class KeptWorkers:
         self.close()
         return nbytes
 
-    def take(self, spec: WorkerSpec) -> bool:
-        """Whether they can serve an iterator whose workers would be started with ``spec``. If so, they belong to it; if
-        not, they are ended."""
+    def can_serve(self, spec: WorkerSpec) -> bool:
+        """Whether they can serve an iterator whose workers would be started with ``spec``. If not, they are ended."""
         same = all(
             _is_same(getattr(spec, f.name), getattr(self.spec, f.name))
             for f in fields(WorkerSpec)
             if f.name not in OF_AN_ITERATOR
         )
         if same and self.workers.alive_now(spec.num_workers):
-            self._close.detach()
             return True
         self.close()
         return False
+
+    def release(self) -> None:
+        """From now on, an iterator ends them."""
+        self._close.detach()
 
 
 def _is_same(x: object, y: object) -> bool:

@@ -79,6 +79,14 @@ class LoaderState:
         self.saved_parts = 0  # parts of the resumed run of an iterable dataset; else 0
         self.task_seeds = False  # the resumed run sets random state by task
 
+    def take_kept(self, may_serve: bool) -> KeptWorkers | None:
+        """Returns the workers that wait for this epoch; ends them unless they may serve it."""
+        kept, self.kept = self.kept, None
+        if kept is not None and not may_serve:
+            kept.close()
+            return None
+        return kept
+
     def leave_parent(self) -> bool:
         """After a fork by the user, drops the parent's shared memory: two processes must not write to it. Returns
         whether this process is a fork that was not detected before."""

@@ -95,28 +95,29 @@ class PoolIter(_BaseDataLoaderIter):
         self._warn_idle(partition)
         knobs = self._knobs_of(loader, partition, int(prefetch or 1), plan)
         spec = self._spec_of(loader, knobs, partition, parts, plan)
-        kept = plan.kept if plan.kept is not None and plan.kept.take(spec) else None
-        workers, spec = self._start_workers(loader, spec, plan) if kept is None else self._take_over(kept.workers, spec)
+        workers, kept_pool, spec = self._workers_for(loader, spec, plan)
         if spec.num_workers < partition.workers:
             try:
                 knobs = replace(knobs, num_workers=self._take_fewer(spec, partition, bool(parts)))
             except BaseException:
                 workers.close()
                 raise
-        pool, make_batch = self._make_pool(workers, spec, plan, kept)
+        pool, make_batch = self._make_pool(workers, spec, plan, kept_pool)
         self._workers: list[Any] = workers.processes
         self._pss = workers.pss
         self._read_threads = workers.read_threads
         self._end = _End(pool)
         self._close = weakref.finalize(self, self._end)
+        if kept_pool is not None and plan.kept is not None:
+            plan.kept.release()
         restarts = None
         if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch, plan.retreat)
         self._scheduler.here = plan.standby is not None
-        self._scheduler.epoch = workers.epoch if kept is not None else -1
-        if plan.keep is not None and isinstance(workers, ProcessPool):
-            self._end.keep = functools.partial(_keep, plan, self._scheduler, workers, pool, spec)
+        self._end.keep = _keeper(plan, self._scheduler, workers, pool, spec)
+        if kept_pool is not None:
+            self._scheduler.epoch = workers.epoch
         self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = loader.persistent_workers and not cursor.one_dataset
         # shared memory is excluded: workers see its changes
@@ -239,19 +240,26 @@ class PoolIter(_BaseDataLoaderIter):
                 warn_user(hint, UserWarning)
             raise _with_path(e, spec) from e
 
-    def _take_over(self, workers: ProcessPool, spec: WorkerSpec) -> tuple[ProcessPool, WorkerSpec]:
-        """Uses the workers of the loader's last iterator, whose epochs they count on."""
-        self._first_epoch = -1 - workers.epoch
+    def _workers_for(
+        self, loader: LoaderLike, spec: WorkerSpec, plan: PoolPlan
+    ) -> tuple[ProcessPool | ThreadPool, Pool | None, WorkerSpec]:
+        """Returns the workers, the pool around those of the loader's last iterator (None: they were started now), and
+        their final spec."""
+        if plan.kept is None or not plan.kept.can_serve(spec):
+            workers, spec = self._start_workers(loader, spec, plan)
+            return workers, None, spec
+        kept = plan.kept
+        self._first_epoch = -1 - kept.workers.epoch  # the workers count their epochs on
         spec = replace(spec, part_epochs=self._first_epoch)
-        workers.begin_anew(spec)
-        return workers, spec
+        kept.workers.begin_anew(spec)
+        return kept.workers, kept.pool, spec
 
     def _make_pool(
-        self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan, kept: KeptWorkers | None
+        self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan, kept: Pool | None
     ) -> tuple[Pool, MakeBatch | None]:
         """Returns the pool for the scheduler, and the function that makes batches in this process; both pin if
         wanted."""
-        pool: Pool = workers if kept is None else kept.pool
+        pool: Pool = kept or workers
         if plan.nodes is not None and isinstance(workers, ProcessPool):
             pool = self._with_nodes(workers, spec, plan.nodes)
         make_batch = plan.make_batch
@@ -418,6 +426,15 @@ class _End:
     def __call__(self) -> None:
         if self.keep is None or not self.keep():
             self._pool.close()
+
+
+def _keeper(
+    plan: PoolPlan, scheduler: Scheduler, workers: ProcessPool | ThreadPool, pool: Pool, spec: WorkerSpec
+) -> Callable[[], bool] | None:
+    """What ends an iterator whose workers may stay; None for any other."""
+    if plan.keep is None or not isinstance(workers, ProcessPool):
+        return None
+    return functools.partial(_keep, plan, scheduler, workers, pool, spec)
 
 
 def _keep(plan: PoolPlan, scheduler: Scheduler, workers: ProcessPool, pool: Pool, spec: WorkerSpec) -> bool:

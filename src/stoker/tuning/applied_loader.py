@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..core.types import JsonObject, LoaderLike
 from ..loader.loader_state import state_of
 from ..staging.inputs import Inputs
 from .cached_epochs import CachedEpochs
-
-if TYPE_CHECKING:
-    from .kept_epochs import SameAsNew
 
 
 @dataclass
@@ -37,7 +33,9 @@ class AppliedLoader:
     epochs: CachedEpochs | None = (
         None  # decides who makes the next epoch of a loader that the script made without workers
     )
-    same_as_new: SameAsNew | None = None  # whether its workers may stay; None: not determined
+    # whether workers that stay for the next epoch are the same as new ones, and until when they may stay; None: none do
+    same_as_new: Callable[[LoaderLike], bool] | None = None
+    kept_until: float = 0.0
 
 
 def applied_to(loader: LoaderLike) -> AppliedLoader:

@@ -8,6 +8,7 @@ What the script changes while an epoch runs, workers do not see, with torch as w
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
@@ -31,20 +32,14 @@ START_S = 0.02  # cost of starting a worker: comparing must take less
 KEPT_S = 2.0
 
 
-class SameAsNew:
-    """Whether workers that were started when this object was made are the same as new ones."""
-
-    def __init__(self, loader: LoaderLike, found: TrialResult, staged: Staged) -> None:
-        began = time.thread_time()
-        self._changes = ScriptChanges(loader, found, staged)
-        self._generators = _generators(loader)
-        is_quick = time.thread_time() - began <= START_S * int(loader.num_workers)
-        self.until = time.monotonic() + KEPT_S if self._changes.is_complete and is_quick else 0.0
-
-    def holds(self, loader: LoaderLike) -> bool:
-        if time.monotonic() >= self.until:
-            return False
-        return not self._changes() and _generators(loader) == self._generators
+def _same_as_new(loader: LoaderLike, found: TrialResult, staged: Staged) -> Callable[[LoaderLike], bool] | None:
+    """Returns a function that tells whether workers that are started now are, later, the same as new ones; None if that
+    cannot be known, or takes too long to find."""
+    began = time.thread_time()
+    changes, generators = ScriptChanges(loader, found, staged), _generators(loader)
+    if not changes.is_complete or time.thread_time() - began > START_S * int(loader.num_workers):
+        return None
+    return lambda loader: not changes() and _generators(loader) == generators
 
 
 def _generators(loader: LoaderLike) -> RandomState:
@@ -55,15 +50,16 @@ def decide(loader: LoaderLike, found: TrialResult | None, staged: Staged | None)
     """Tells the engine whether the workers of the coming epoch may stay, and ends those of the last one if a new worker
     would not be the same."""
     state, applied = state_of(loader), applied_to(loader)
-    if state.kept is not None and not (applied.same_as_new is not None and applied.same_as_new.holds(loader)):
-        state.kept.close()
-        state.kept = None
-    state.keeps_workers = 0.0
-    if found is None or staged is None or not staged.usable or why_never(loader, found):
+    never = found is None or staged is None or not staged.usable or why_never(loader, found)
+    is_over = bool(never) or time.monotonic() >= applied.kept_until
+    kept = state.take_kept(not is_over and applied.same_as_new is not None and applied.same_as_new(loader))
+    state.kept, state.keeps_workers = kept, 0.0
+    if never or found is None or staged is None:
         return
-    if state.kept is None:
-        applied.same_as_new = SameAsNew(loader, found, staged)
-    state.keeps_workers = 0.0 if applied.same_as_new is None else applied.same_as_new.until
+    if kept is None:
+        applied.same_as_new = _same_as_new(loader, found, staged)
+        applied.kept_until = 0.0 if applied.same_as_new is None else time.monotonic() + KEPT_S
+    state.keeps_workers = applied.kept_until
 
 
 def why_never(loader: LoaderLike, found: TrialResult) -> str:
