@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_w
 
 from stoker.core import reclaim
 from stoker.loader.loader_state import state_of
+from stoker.loader.pool_iterator import PoolIter
 from stoker.tuning import apply, kept_epochs
 
 from .conftest import put_behind_apply
@@ -342,3 +343,20 @@ def test_a_child_of_the_script_s_starts_its_own(loader: Loader) -> None:
     assert not any(map(is_gone, waiting))
     assert len(list(loader)) == SAMPLES // BATCH
     assert pids(loader) == waiting
+
+
+def test_where_an_iterator_cannot_be_made_they_end(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = pids(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(PoolIter, "_make_pool", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            iter(loader)
+    assert all(map(is_gone, waiting))
+    assert len(list(loader)) == SAMPLES // BATCH
+
+
+def test_a_loader_that_gets_no_workers_any_more(loader: Loader) -> None:
+    waiting = pids(loader)
+    loader.num_workers, loader.prefetch_factor = 0, None
+    assert len(list(loader)) == SAMPLES // BATCH
+    assert all(map(is_gone, waiting))
