@@ -679,6 +679,32 @@ class SeldomCountedAndRead(_Counting):
         return slow(i) + self.counter.n
 
 
+def _make_tick() -> Callable[[], bool]:
+    n = 0
+
+    def tick() -> bool:
+        nonlocal n
+        n += 1
+        return n % 10 == 9
+
+    return tick
+
+
+tick = _make_tick()
+
+
+class CountedInAClosure(Case):
+    """By a global function that another one has made."""
+
+    def __init__(self, folder: Path) -> None:
+        global tick
+        tick = _make_tick()
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        return 1 - x if tick() else x
+
+
 @functools.lru_cache
 def chosen_shift(label: int) -> int:
     return random.randrange(8)

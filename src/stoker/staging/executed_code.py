@@ -264,7 +264,7 @@ class Executed:
                 continue
             self._seen.add(code)
             waiting += [(c, scope) for c in code.co_consts if isinstance(c, types.CodeType)]
-            names = {*code.co_names, *strings_in(code.co_consts)}
+            names = {*code.co_names, *code.co_freevars, *strings_in(code.co_consts)}
             self.names |= names
             if is_library(code):
                 continue
