@@ -113,8 +113,8 @@ def matches_positions(code: types.CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Global variables that a function loads; all names and identifier-like strings that it mentions, including variables
-    of functions around it; modules that it imports, with a dot in front for each level of a relative import."""
+    """Global variables that a function loads; names and identifier-like strings that it mentions, with variables of the
+    functions around it; modules that it imports, with a dot in front for each level of a relative import."""
     read, mentioned, imported = set(), set(), set()
     for c in codes_of(code):
         mentioned |= {*c.co_names, *c.co_freevars, *strings_in(c.co_consts)}
