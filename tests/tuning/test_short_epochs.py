@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -326,3 +327,20 @@ def test_a_longer_loader_of_the_same_dataset_is_weighed_anew(monkeypatch: pytest
     assert managed.staged is None
     list(Loader(data, batch_size=4))
     assert managed.staged is not None
+
+
+def test_of_hundreds_of_small_datasets_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in episodes of few-shot learning. Those that were not tried do not make the others be forgotten."""
+    monkeypatch.setattr(apply, "TRIAL_SHARE", 0.1)
+    monkeypatch.setattr(apply, "_began", [time.monotonic()])
+    forks: list[int] = []
+    monkeypatch.setattr(managed_dataset, "start_trial", lambda *_: time.sleep(0.01) or forks.append(1) or no_process())
+    for _ in range(400):
+        list(Loader(torch.utils.data.TensorDataset(torch.rand(16, 4)), batch_size=8, shuffle=True))
+    took_s = time.monotonic() - apply._began[0]
+    assert 0.01 * len(forks) <= 0.1 * took_s + 0.01 * (apply.FEW_DATASETS + 1), (len(forks), took_s)
+    assert len(apply._tried_s) <= apply.FEW_DATASETS + 1
+
+
+def no_process() -> Any:
+    raise OSError("on purpose")

@@ -83,7 +83,6 @@ MOST_VAIN_S = 2.0  # spent waiting for trials that did not end: a script may rec
 MOST_LOST = 3  # trials that did not end before the script dropped their datasets
 FEW_DATASETS = 4  # any more are tried later
 TRIAL_SHARE = 0.1  # if trials took more of the time so far
-MOST_COUNTED = 100  # a script may make thousands of datasets
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
 MOST_DATASETS = 8  # remembered at most
 MOST_LEFT_BYTES = 64 << 20  # held by a cached dataset that the script has dropped, in case it makes the same one again
@@ -347,7 +346,7 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
 
 def _tries_too_much() -> bool:
     """Whether trials took much of the script's time: it may have a hundred small datasets."""
-    spent = _tried_s[-MOST_COUNTED:] + [known.start_s + known.waited_s for known in _datasets]
+    spent = _tried_s + [known.start_s + known.waited_s for known in _datasets]
     return len(spent) >= FEW_DATASETS and sum(spent) > TRIAL_SHARE * (time.monotonic() - _began[0])
 
 
@@ -356,6 +355,7 @@ def _forget(datasets: Sequence[ManagedDataset]) -> None:
     for known in datasets:
         known.end_trial()
         _tried_s.append(known.start_s + known.waited_s)
+        _tried_s[:-FEW_DATASETS] = [sum(_tried_s[:-FEW_DATASETS])]  # a script may make thousands of datasets
         _datasets.remove(known)
 
 
@@ -379,7 +379,9 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
     # collate function and whether its samples draw random numbers are known.
     may_collate = not is_plain(loader.collate_fn)
     is_open = known.waits or known.trial is not None or may_collate or UNSEEN in reason
-    applied.is_undecided = count == own < first_guess(loader)[0] and not why_own_count and is_open
+    applied.is_undecided = (
+        count == own and not why_own_count and is_open and own < (first_guess(loader)[0] if own else 1)
+    )
     name = name_of(loader)
     applied.entry = entry = entries[name] = {} if applied.entry is None else applied.entry
     _entries[name] = entry, known, weakref.ref(loader)
@@ -395,6 +397,8 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
 def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     """Returns the worker count for a loader whose settings are its own, and the reason."""
     own, found = int(loader.num_workers), known.found
+    if found is None and not own:  # a script may make thousands of loaders, and a guess reads a dozen files
+        return own, f"kept {own}: {known.reason}"
     guess, why = first_guess(loader)
     if own >= guess:
         return own, f"kept {own}: {why}"
