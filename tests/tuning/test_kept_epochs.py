@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate, get_worker_info
 
 from stoker.core import reclaim
 from stoker.loader.loader_state import state_of
 from stoker.loader.pool_iterator import PoolIter
 from stoker.tuning import apply, kept_epochs
+from stoker.workers import idle
 
 from .conftest import put_behind_apply
 from .test_late_plan import slow
@@ -164,6 +165,35 @@ def leave(data: Any, loader: Any, e: int, k: int) -> None:
         raise Left
 
 
+EPOCH = [0]  # of the module, read by ``worker_init_fn``
+
+
+def seed_epoch(worker: int) -> None:
+    np.random.seed(1000 * EPOCH[0] + worker)
+
+
+def count_epochs(data: Any, loader: Any, e: int, k: int) -> None:
+    EPOCH[0] = e
+
+
+def by_home(samples: list[Any]) -> Any:
+    return default_collate([x for x, _ in samples]), os.environ.get("KEPT"), random.random()
+
+
+class Resets(Sampler[Any]):
+    """Changes the dataset before workers start."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return SAMPLES // BATCH
+
+    def __iter__(self) -> Any:
+        self.data.flip = 0.25 if self.data.flip == 0.5 else 0.5
+        return iter([list(range(k, k + BATCH)) for k in range(0, SAMPLES, BATCH)])
+
+
 def other_collate(data: Any, loader: Any) -> None:
     loader.collate_fn = rows
 
@@ -185,6 +215,14 @@ CASES: dict[str, tuple[Callable[[], Any], Change, dict[str, Any], list[int]]] = 
     "a generator of the module that the script uses": (OfModule, draw, {}, []),
     "seeds": (Samples, nothing, {"worker_init_fn": seed_all}, [0, 0, 0, 0, 0]),
     "a generator made in workers": (lambda: WithGenerator(rng=None), nothing, {"worker_init_fn": seed_own}, []),
+    "a seed that a global decides": (Samples, count_epochs, {"worker_init_fn": seed_epoch}, [2, 2, 2, 2, 2]),
+    "the environment": (
+        Samples,
+        at(3, -1, lambda *_: os.environ.__setitem__("KEPT", "1")),
+        {"collate_fn": by_home},
+        [],
+    ),
+    "a sampler that changes the dataset": (Samples, nothing, {"batch_sampler": Resets, "batch_size": 1}, [2] * 5),
     "who the worker is": (Informed, nothing, {}, []),
     "what samples set": (Sets, nothing, {}, [2, 2, 2, 2, 2]),
     "what collate_fn changes": (Samples, nothing, {"collate_fn": collate}, [2, 2, 2, 2, 2]),
@@ -220,11 +258,14 @@ def run(cls: type[DataLoader[Any]], make: Callable[[], Any], act: Change, how: d
     np.random.seed(2)
     torch.manual_seed(3)
     seen.clear()
+    os.environ.pop("KEPT", None)
     data = make()
     out, forks = [], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loader = cls(data, **{"batch_size": BATCH, "shuffle": True, "num_workers": 2, **how})
+        own = how.get("batch_sampler")
+        order = {"batch_sampler": own(data), "shuffle": False} if own else {"shuffle": True}
+        loader = cls(data, **{"batch_size": BATCH, "num_workers": 2, **how, **order})
         for epoch in range(EPOCHS):
             act(data, loader, epoch, -1)
             before = started[0]
@@ -247,6 +288,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "as it has"))
     for name in ("START_S", "KEPT_S"):
         monkeypatch.setattr(kept_epochs, name, 60.0)  # comparing may take any time here
+    monkeypatch.setattr(idle, "EXPIRES_S", 60.0)  # workers inherit it
     return put_behind_apply(Loader, monkeypatch)
 
 
@@ -260,11 +302,6 @@ def test_the_batches_are_those_of_new_workers(name: str, applied: dict[str, Any]
     assert found == wanted
     if forks:
         assert started_for[1:] == forks, applied
-
-
-@pytest.fixture
-def loader(applied: dict[str, Any]) -> Loader:
-    return waiting_loader()
 
 
 def waiting_loader() -> Loader:
@@ -301,14 +338,16 @@ def test_they_end_with_the_loader(applied: dict[str, Any]) -> None:
     assert all(map(is_gone, waiting))
 
 
-def test_they_end_where_memory_is_short(loader: Loader) -> None:
+def test_they_end_where_memory_is_short(applied: dict[str, Any]) -> None:
+    loader = waiting_loader()
     waiting = pids(loader)
     reclaim.give_back("a test")
     assert all(map(is_gone, waiting))
     assert len(list(loader)) == SAMPLES // BATCH
 
 
-def test_where_one_was_killed_others_are_started(loader: Loader) -> None:
+def test_where_one_was_killed_others_are_started(applied: dict[str, Any]) -> None:
+    loader = waiting_loader()
     killed, other = pids(loader)
     os.kill(killed, signal.SIGKILL)
     os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
@@ -316,7 +355,8 @@ def test_where_one_was_killed_others_are_started(loader: Loader) -> None:
     assert is_gone(other)
 
 
-def test_two_iterators_at_once(loader: Loader) -> None:
+def test_two_iterators_at_once(applied: dict[str, Any]) -> None:
+    loader = waiting_loader()
     one, two = iter(loader), iter(loader)
     for (_, i), (_, j) in zip(one, two, strict=True):
         assert torch.equal(i, j)
@@ -325,13 +365,15 @@ def test_two_iterators_at_once(loader: Loader) -> None:
     assert len(list(loader)) == SAMPLES // BATCH
 
 
-def test_a_copy_of_the_loader_has_workers_of_its_own(loader: Loader) -> None:
+def test_a_copy_of_the_loader_has_workers_of_its_own(applied: dict[str, Any]) -> None:
+    loader = waiting_loader()
     other = copy.copy(loader)
     assert state_of(other).kept is None
     assert len(list(other)) == len(list(loader)) == SAMPLES // BATCH
 
 
-def test_a_child_of_the_script_s_starts_its_own(loader: Loader) -> None:
+def test_a_child_of_the_script_s_starts_its_own(applied: dict[str, Any]) -> None:
+    loader = waiting_loader()
     waiting = pids(loader)
     child = os.fork()
     if child == 0:
@@ -345,7 +387,8 @@ def test_a_child_of_the_script_s_starts_its_own(loader: Loader) -> None:
     assert pids(loader) == waiting
 
 
-def test_where_an_iterator_cannot_be_made_they_end(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_an_iterator_cannot_be_made_they_end(applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = waiting_loader()
     waiting = pids(loader)
     with monkeypatch.context() as patch:
         patch.setattr(PoolIter, "_make_pool", lambda *_: 1 / 0)
@@ -355,8 +398,40 @@ def test_where_an_iterator_cannot_be_made_they_end(loader: Loader, monkeypatch: 
     assert len(list(loader)) == SAMPLES // BATCH
 
 
-def test_a_loader_that_gets_no_workers_any_more(loader: Loader) -> None:
+def test_a_loader_that_gets_no_workers_any_more(applied: dict[str, Any]) -> None:
+    loader = waiting_loader()
     waiting = pids(loader)
     loader.num_workers, loader.prefetch_factor = 0, None
     assert len(list(loader)) == SAMPLES // BATCH
     assert all(map(is_gone, waiting))
+
+
+def test_they_leave_if_no_epoch_comes(applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have copies of what the script had open, such as a pipe whose end another process waits for."""
+    monkeypatch.setattr(idle, "EXPIRES_S", 0.0)
+    loader = waiting_loader()
+    for pid in pids(loader):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the test's time limit is theirs
+    assert len(list(loader)) == SAMPLES // BATCH
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_the_script_handles_ends_no_epoch(number: signal.Signals, applied: dict[str, Any]) -> None:
+    loader = waiting_loader()
+    waiting = pids(loader)
+    for pid in waiting:
+        os.kill(pid, number)
+    assert len(list(loader)) == SAMPLES // BATCH
+    assert pids(loader) == waiting
+
+
+def test_an_iterator_that_ends_after_another_one_keeps_nothing(applied: dict[str, Any]) -> None:
+    """Its workers have the dataset as it was before."""
+    loader = waiting_loader()
+    first = iter(loader)
+    next(first)
+    loader.dataset.flip = 0.0
+    list(loader)
+    between = pids(loader)
+    list(first)
+    assert pids(loader) == between

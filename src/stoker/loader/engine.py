@@ -336,7 +336,7 @@ def _pool(
         nodes=nodes,
         standby=standby,
         late=None if threads or nodes is not None else state.late,
-        keep=functools.partial(setattr, state, "kept") if keeps else None,
+        keep=functools.partial(state.keep, state.kept_since) if keeps else None,
         keep_until=state.keeps_workers,
         kept=state.take_kept(keeps),
     )

@@ -9,7 +9,8 @@ worker's would begin::
     ----------------                      --------
     iter(loader): draws a base seed       waits
     sends tasks with that seed       ->   restores its generators, seeds them, calls worker_init_fn, makes the batch
-    StopIteration: keeps the pool         waits
+    StopIteration: keeps the pool         waits, and leaves after half a second: it has
+                                          copies of all pipes that the script had open
 
 The engine asks for it only where its caller (``tuning.kept_epochs``) has set ``LoaderState.keeps_workers``.
 """
@@ -26,7 +27,7 @@ from ..core import reclaim
 from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerSpec
 
-OF_AN_ITERATOR = ("base_seed", "part_epochs")  # fields of a spec that differ between iterators
+OF_AN_ITERATOR = ("base_seed", "part_epochs", "tokens")  # fields of a spec that differ between iterators
 
 
 class KeptWorkers:
@@ -34,6 +35,7 @@ class KeptWorkers:
 
     def __init__(self, workers: ProcessPool, pool: Pool, spec: WorkerSpec) -> None:
         self.workers, self.pool, self.spec = workers, pool, spec
+        workers.park()
         self._close = weakref.finalize(self, pool.close)
         reclaim.add(self)
 
@@ -54,7 +56,7 @@ class KeptWorkers:
             for f in fields(WorkerSpec)
             if f.name not in OF_AN_ITERATOR
         )
-        if same and self.workers.alive_now(spec.num_workers):
+        if same and self.workers.unpark(spec.num_workers):
             return True
         self.close()
         return False

@@ -56,6 +56,7 @@ class LoaderState:
         # time until which workers of the coming epoch, or those of the last one, may serve the next; 0.0: they may not
         self.keeps_workers = 0.0
         self.kept: KeptWorkers | None = None  # workers that wait for the next epoch
+        self.kept_since = object()  # another one each time that what they are made from was looked at
         self.adopted: Attributes | None = None  # settings of a ``stoker.DataLoader`` that were applied
         self.iterates_generator = False  # the class' ``__iter__`` returned a generator
         self.advised = False  # the dataset has been searched for lists that each forked worker copies
@@ -78,6 +79,13 @@ class LoaderState:
         self.unclaimed_iterator: _BaseDataLoaderIter | None = None
         self.saved_parts = 0  # parts of the resumed run of an iterable dataset; else 0
         self.task_seeds = False  # the resumed run sets random state by task
+
+    def keep(self, since: object, kept: KeptWorkers) -> None:
+        """Keeps workers for the next epoch. ``since``: ``kept_since`` when they were started."""
+        if since is self.kept_since:
+            self.kept = kept
+        else:  # another iterator has begun meanwhile
+            kept.close()
 
     def take_kept(self, may_serve: bool) -> KeptWorkers | None:
         """Returns the workers that wait for this epoch; ends them unless they may serve it."""

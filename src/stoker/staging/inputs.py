@@ -51,6 +51,7 @@ from .library_objects import (
 )
 from .users_code import (
     attributes_read,
+    constants_in,
     file_of_module,
     is_library_class,
     is_users_code,
@@ -424,7 +425,8 @@ class Inputs(ComparedInputs):
         if not DESCRIPTORS.isdisjoint(attributes):
             self._beside_descriptors |= mentioned
         if not mentioned.isdisjoint(BY_NAME):  # ``getattr(torch, "level", 0)``
-            attributes = attributes | {(name, text) for name in read for text in mentioned}
+            owners = {(name,) for name in read} | attributes
+            attributes = attributes | {(*owner, text) for owner in owners for text in constants_in(original(code))}
         for names in sorted(attributes):
             self._visit_value_of_library(names, scope, depth)
         if mentioned & ENVIRONMENT:

@@ -130,6 +130,12 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], froz
 
 
 @functools.lru_cache(maxsize=4096)
+def constants_in(code: types.CodeType) -> frozenset[str]:
+    """Identifier-like strings that a function holds."""
+    return frozenset(text for c in codes_of(code) for text in strings_in(c.co_consts))
+
+
+@functools.lru_cache(maxsize=4096)
 def attributes_read(code: types.CodeType) -> frozenset[tuple[str, ...]]:
     """Global variables whose attributes a function loads, with the attribute names: ``("sys", "argv")``."""
     found: set[tuple[str, ...]] = set()

@@ -15,7 +15,7 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -47,9 +47,13 @@ MOST_SHARE = 0.05  # of the time between two batches that comparing may take
 class ScriptChanges:
     """Compares what a loader's batches are made from with what it was when this object was made."""
 
-    def __init__(self, loader: LoaderLike, found: TrialResult, staged: Staged | None = None) -> None:
+    def __init__(
+        self, loader: LoaderLike, found: TrialResult, staged: Staged | None = None, more: Sequence[object] = ()
+    ) -> None:
+        """``more``: further functions that run."""
         self._staged = staged
-        self._made_from = _made_from(loader)
+        dataset, functions = _made_from(loader)
+        self._made_from = dataset, (*functions, *filter(None, more))
         self._opened = found.opened or {}
         self._before = Inputs(*self._made_from).let_go()
         self.is_complete = not self._before.why_incomplete(self._opened)

@@ -7,14 +7,21 @@ What the script changes while an epoch runs, workers do not see, with torch as w
 
 from __future__ import annotations
 
+import csv
+import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import torch.multiprocessing
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from ..core import resources
 from ..core.elsewhere import elsewhere
 from ..core.handles import held
+from ..core.marked_code import original
+from ..core.processes import method_of
 from ..core.random_state import RandomState
 from ..core.types import LoaderLike
 from ..loader.loader_state import state_of
@@ -22,24 +29,44 @@ from ..sampling.generators import find_generators
 from ..sampling.stateful import is_stateful
 from ..sampling.worker_init import only_seeds
 from ..staging.dataset import Staged
+from ..staging.inputs import functions_of
 from ..staging.trial import TrialResult
+from ..staging.users_code import names_in
 from .applied_loader import applied_to
-from .given_workers import ScriptChanges, written_by_collate
+from .given_workers import ScriptChanges, own_sampler, written_by_collate
 
 START_S = 0.02  # cost of starting a worker: comparing must take less
 # Workers are started again after this time: in longer epochs that costs little, and a worker that was just started sees
 # a change that no comparison finds, when it makes cached samples again.
 KEPT_S = 2.0
+BY_TEXT = frozenset({"eval", "exec", "import_module", "__import__"})
 
 
 def _same_as_new(loader: LoaderLike, found: TrialResult, staged: Staged) -> Callable[[LoaderLike], bool] | None:
     """Returns a function that tells whether workers that are started now are, later, the same as new ones; None if that
     cannot be known, or takes too long to find."""
     began = time.thread_time()
-    changes, generators = ScriptChanges(loader, found, staged), _generators(loader)
+    functions = functions_of(
+        loader.dataset, [fn for fn in (loader.collate_fn, loader.worker_init_fn) if fn is not None]
+    )
+    if any(not BY_TEXT.isdisjoint(names_in(original(fn.__code__))[1]) for fn in functions):
+        return None  # what it reads is unknown
+    changes, generators = ScriptChanges(loader, found, staged, (loader.worker_init_fn,)), _generators(loader)
+    settings = _settings()
     if not changes.is_complete or time.thread_time() - began > START_S * int(loader.num_workers):
         return None
-    return lambda loader: not changes() and _generators(loader) == generators
+    return lambda loader: not changes() and (_generators(loader), _settings()) == (generators, settings)
+
+
+def _settings() -> tuple[object, ...]:
+    """What belongs to a process, and a worker has from its start: also the random part of a sample may read it."""
+    limits = csv.field_size_limit(), getattr(sys, "get_int_max_str_digits", int)()
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        status = ""
+    umask = next((line for line in status.splitlines() if line.startswith("Umask")), "")
+    return dict(os.environ), time.timezone, time.altzone, limits, umask
 
 
 def _generators(loader: LoaderLike) -> RandomState:
@@ -57,7 +84,7 @@ def decide(loader: LoaderLike, found: TrialResult | None, staged: Staged | None)
     if never or found is None or staged is None:
         return
     if kept is None:
-        applied.same_as_new = _same_as_new(loader, found, staged)
+        applied.same_as_new, state.kept_since = _same_as_new(loader, found, staged), object()
         applied.kept_until = 0.0 if applied.same_as_new is None else time.monotonic() + KEPT_S
     state.keeps_workers = applied.kept_until
 
@@ -71,6 +98,9 @@ def why_never(loader: LoaderLike, found: TrialResult) -> str:
         return f"the loader's collate_fn changes {written}"
     if not int(loader.num_workers) or state_of(loader).own_workers == 0:
         return "the script asked for no workers"
+    sampler = own_sampler(loader)
+    if sampler:
+        return f"{sampler} is the script's own, and may change something before workers start"
     if state_of(loader).metrics.worker_pss:
         each = max(state_of(loader).metrics.worker_pss.values())
         if resources.workers_bound(each)[0] < int(loader.num_workers):
@@ -90,6 +120,8 @@ def why_not(loader: LoaderLike) -> str:
         return "cluster nodes also load batches"
     if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
         return "the loader has a multiprocessing_context or a state"
+    if method_of(torch.multiprocessing) != "fork":
+        return "workers are not forked"
     if is_stateful(dataset) or isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return "the dataset has a state"
     return held(dataset)

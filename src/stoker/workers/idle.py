@@ -15,6 +15,7 @@ import time
 from ..core import resources
 
 AWAKE_NS = 500_000
+EXPIRES_S = 0.4  # for which a worker waits for another iterator, at least
 POLL_MS = 500  # how late a worker may notice that its parent has gone without a signal
 
 
@@ -46,6 +47,36 @@ class Idle:
             return False
         self._short = time.perf_counter_ns() - self._since < AWAKE_NS
         self._since = 0
+        return True
+
+
+class Tokens:
+    """Tells a worker that it may leave: no iterator has asked for it since its last one ended. ``fd``: see
+    ``WorkerSpec.tokens``."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._since = 0.0  # when they were first seen; 0.0: they are not there
+        self._poll = select.poll()
+        if fd >= 0:
+            self._poll.register(fd, select.POLLIN)
+
+    def are_there(self) -> bool:
+        return self._fd >= 0 and bool(self._poll.poll(0))
+
+    def expired(self) -> bool:
+        """Takes a token if they have been there for ``EXPIRES_S``. Returns whether the worker must leave."""
+        if not self.are_there():
+            self._since = 0.0
+            return False
+        now = time.monotonic()
+        self._since = self._since or now
+        if now - self._since < EXPIRES_S:
+            return False
+        try:
+            os.eventfd_read(self._fd)
+        except BlockingIOError:  # an iterator was faster
+            return False
         return True
 
 

@@ -41,7 +41,7 @@ from . import hangs, native_threads, signals
 from .collate import SlotCollate
 from .exceptions import Caught
 from .handover import Fd, Pickled
-from .idle import Idle
+from .idle import Idle, Tokens
 from .protocol import RetryTask, SeededTask, TaskPhase, WorkerReply, WorkerSpec, encode_position
 from .task_runner import TaskRunner
 
@@ -155,6 +155,9 @@ class _ProcessWorker:
         else:
             self.runner = self._shard(worker, spec.dataset)
         self.idle = Idle(self.reader.fd, self.queue)
+        self.tokens = Tokens(spec.tokens)
+        if spec.kept:
+            signals.only_while_working(self.tokens.are_there)
         self.parent = os.getppid()
         self.cpu = 0
         self.next_pss_ns = time.perf_counter_ns() + FIRST_PSS_NS
@@ -208,7 +211,7 @@ class _ProcessWorker:
                 if not self.reader.feed():
                     return None
             except BlockingIOError:
-                if not self.idle.wait(self.workers) and os.getppid() != self.parent:
+                if not self.idle.wait(self.workers) and (os.getppid() != self.parent or self.tokens.expired()):
                     return None
         self._wait_ended()
         r = self.reader.ready.popleft()
@@ -227,7 +230,7 @@ class _ProcessWorker:
                 r = take(self.queue, memory)
             except BlockingIOError:
                 ready = self.idle.wait(arena.workers)
-                if not ready and os.getppid() != self.parent:
+                if not ready and (os.getppid() != self.parent or self.tokens.expired()):
                     return
                 if any(fd == self.reader.fd for fd, _ in ready):
                     return  # told to leave, or the parent has gone

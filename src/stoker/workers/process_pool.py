@@ -24,6 +24,7 @@ import select
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -70,6 +71,8 @@ class ProcessPool:
         locker: PageLocker | None = None,
         later: bool = False,
     ) -> None:
+        self._tokens = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC) if spec.kept else -1
+        spec = replace(spec, tokens=self._tokens)
         launcher = Launcher(context, spec)
         self.budget = budget
         self.finishing = False  # the task queue takes no more tasks
@@ -86,6 +89,7 @@ class ProcessPool:
         self._closed = False
         self._has_private_tasks = False  # some worker has tasks in its own pipe besides the queue
         self._epoch = 0
+        self._parked = 0  # number of workers that may leave
         self._seeds: tuple[int, int] | None = None  # of an iterator other than the first; see ``SeededTask``
         self._queue = TaskQueue() if spec.shared else None
         self._table = ProcessTable(launcher, self._queue, arenas, locker)
@@ -211,9 +215,19 @@ class ProcessPool:
         if self._queue is not None and self.alive() != spec.num_workers:
             self.resize(spec.num_workers)
 
-    def alive_now(self, n: int) -> bool:
-        """Whether ``n`` workers wait for tasks, or may be started if tasks are shared."""
+    def park(self) -> None:
+        """Lets workers leave if no iterator asks for them. Whoever takes a worker's token decides."""
+        self._parked = self.alive()
+        os.eventfd_write(self._tokens, self._parked)
+
+    def unpark(self, n: int) -> bool:
+        """Takes all tokens back. Returns whether ``n`` workers wait, or may be started because they share tasks."""
         if self._closed or self.finishing or os.getpid() != self._owner:
+            return False
+        try:
+            for _ in range(self._parked):
+                os.eventfd_read(self._tokens)
+        except BlockingIOError:  # a worker has left, or leaves
             return False
         running = [w for w in self._workers if w.is_active]
         return all(alive(w.process) for w in running) and (self._queue is not None or len(running) == n)
@@ -413,6 +427,8 @@ class ProcessPool:
                 self.retire(worker.place)
         self._table.close(leave_s)
         self._arenas.extend(r for r in self._table.readers if not r.degraded)
+        if self._tokens >= 0:
+            os.close(self._tokens)
 
     # -- the state of workers and their memory
 

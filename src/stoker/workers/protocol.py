@@ -111,6 +111,8 @@ class WorkerSpec:
     late: LateDataset | None = None  # may later replace the dataset; None: nothing will
     # the workers may serve later iterators, for each of which they begin anew; see ``loader.kept_workers``
     kept: bool = False
+    # eventfd(2), a semaphore with a token for each worker while they wait for the loader's next iterator; -1: none
+    tokens: int = -1
 
     def place(self, part: int) -> ShardStart:
         """Returns where a part of an iterable dataset started. For a map-style dataset, parts are workers."""

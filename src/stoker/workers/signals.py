@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _handler: Any = None  # the script's SIGINT handler while the main thread forks; a child restores it
@@ -33,6 +34,19 @@ def waits() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+def only_while_working(waits_for_iterator: Callable[[], bool]) -> None:
+    """In a worker that may wait for its loader's next iterator: ignores signals to the whole process group meanwhile.
+    The script may handle them, and a loader without persistent workers has none between two epochs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script's process ends its workers
+
+    def terminate(number: int, frame: object) -> None:
+        if not waits_for_iterator():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def begin() -> None:
