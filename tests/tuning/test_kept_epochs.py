@@ -172,6 +172,11 @@ def seed_epoch(worker: int) -> None:
     np.random.seed(1000 * EPOCH[0] + worker)
 
 
+def seed_or_fail(worker: int) -> None:
+    assert EPOCH[0] < 2, "on purpose"
+    np.random.seed(worker)
+
+
 def count_epochs(data: Any, loader: Any, e: int, k: int) -> None:
     EPOCH[0] = e
 
@@ -216,6 +221,7 @@ CASES: dict[str, tuple[Callable[[], Any], Change, dict[str, Any], list[int]]] = 
     "seeds": (Samples, nothing, {"worker_init_fn": seed_all}, [0, 0, 0, 0, 0]),
     "a generator made in workers": (lambda: WithGenerator(rng=None), nothing, {"worker_init_fn": seed_own}, []),
     "a seed that a global decides": (Samples, count_epochs, {"worker_init_fn": seed_epoch}, [2, 2, 2, 2, 2]),
+    "an error of worker_init_fn": (Samples, count_epochs, {"worker_init_fn": seed_or_fail}, []),
     "the environment": (
         Samples,
         at(3, -1, lambda *_: os.environ.__setitem__("KEPT", "1")),
@@ -277,7 +283,7 @@ def run(cls: type[DataLoader[Any]], make: Callable[[], Any], act: Change, how: d
                     act(data, loader, epoch, k)
             except Left:
                 pass
-            except ValueError as e:
+            except (ValueError, AssertionError) as e:
                 out.append((str(e).splitlines()[0], b"", 0.0, 0.0))
             del it
     return out, forks

@@ -185,7 +185,7 @@ class TaskRunner:
             if staged is not None:
                 staged.begin_as_forked()
         except Exception:
-            self._failed = self.error()
+            self._failed, self._fetcher = self.error(), None
 
     def _seed(self, epoch: int, number: int) -> None:
         """Sets task seeds. For iterable datasets they depend on how many batches this worker has made, because a task's
