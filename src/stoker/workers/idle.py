@@ -61,12 +61,9 @@ class Tokens:
         if fd >= 0:
             self._poll.register(fd, select.POLLIN)
 
-    def are_there(self) -> bool:
-        return self._fd >= 0 and bool(self._poll.poll(0))
-
     def expired(self) -> bool:
         """Takes a token if they have been there for ``EXPIRES_S``. Returns whether the worker must leave."""
-        if not self.are_there():
+        if self._fd < 0 or not self._poll.poll(0):
             self._since = 0.0
             return False
         now = time.monotonic()

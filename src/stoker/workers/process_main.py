@@ -157,7 +157,7 @@ class _ProcessWorker:
         self.idle = Idle(self.reader.fd, self.queue)
         self.tokens = Tokens(spec.tokens)
         if spec.kept:
-            signals.only_while_working(self.tokens.are_there)
+            signals.ignore()
         self.parent = os.getppid()
         self.cpu = 0
         self.next_pss_ns = time.perf_counter_ns() + FIRST_PSS_NS

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 _handler: Any = None  # the script's SIGINT handler while the main thread forks; a child restores it
@@ -36,17 +35,12 @@ def waits() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def only_while_working(waits_for_iterator: Callable[[], bool]) -> None:
-    """In a worker that may wait for its loader's next iterator: ignores signals to the whole process group meanwhile.
-    The script may handle them, and a loader without persistent workers has none between two epochs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script's process ends its workers
-
-    def terminate(number: int, frame: object) -> None:
-        if not waits_for_iterator():
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, terminate)
+def ignore() -> None:
+    """In a worker that may wait for its loader's next iterator: ignores signals to the whole process group. The script
+    may handle them, and a loader without persistent workers has none between two epochs. The script's process ends its
+    workers, and they end with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def begin() -> None:
