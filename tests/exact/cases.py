@@ -51,6 +51,9 @@ class Case(Dataset[Any]):
     def between(self, epoch: int) -> None:
         """Before an epoch, in the script."""
 
+    def within(self, batch: int) -> None:
+        """After a batch, in the script."""
+
 
 def slow(i: int, size: int = 16) -> np.ndarray[Any, Any]:
     """An array that takes a tenth of a millisecond to make."""
@@ -677,6 +680,22 @@ class SeldomCountedAndRead(_Counting):
         if i % 7 == 4:
             self.counter.note()
         return slow(i) + self.counter.n
+
+
+class DifficultyOfTheStep(Case):
+    """Workers see in the next epoch what the loop sets in this one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.difficulty, self.step = 0.0, 0
+
+    def within(self, batch: int) -> None:
+        self.step += 1
+        self.difficulty = self.step / 10
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        return torch.from_numpy(x) + torch.arange(16.0) * self.difficulty
 
 
 def _make_tick() -> Callable[[], bool]:

@@ -89,7 +89,11 @@ def epochs(data: Case, asked: Any, workers: int) -> Iterator[list[Any]]:
     seed(2)
     for epoch in range(EPOCHS):
         data.between(epoch)
-        yield list(loader)
+        made = []
+        for k, batch in enumerate(loader):
+            made.append(batch)
+            data.within(k)
+        yield made
 
 
 def folder(path: Path) -> Path:

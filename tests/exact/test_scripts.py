@@ -21,6 +21,7 @@ NAMES = [
     "BehindADescriptor",
     "FilesWrittenAnew",
     "LinksToNothing",
+    "DifficultyOfTheStep",
 ]
 SCRIPT = """
 import hashlib, os, random, sys
@@ -39,7 +40,8 @@ for name in sys.argv[2:]:
     for epoch in range(4):
         data.between(epoch)
         digest = hashlib.sha256()
-        for batch in loader:
+        for k, batch in enumerate(loader):
+            data.within(k)
             for x in batch if isinstance(batch, list) else [batch]:
                 digest.update(x.numpy().tobytes())
         print(name, epoch, digest.hexdigest())
