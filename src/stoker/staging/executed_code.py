@@ -264,7 +264,7 @@ class Executed:
                 continue
             self._seen.add(code)
             waiting += [(c, scope) for c in code.co_consts if isinstance(c, types.CodeType)]
-            names = {*code.co_names, *code.co_freevars, *strings_in(code.co_consts)}
+            names = {*code.co_names, *strings_in(code.co_consts)}
             self.names |= names
             if is_library(code):
                 continue
@@ -276,7 +276,9 @@ class Executed:
                 value = scope.get(name, types)
                 module = str(scope.get("__name__", ""))
                 self.variables.update((module, path) for path in _values_named(code, name, value))
-                waiting += [(fn.__code__, fn.__globals__) for fn in self._functions(name, value)]
+                for fn in self._functions(name, value):
+                    waiting.append((fn.__code__, fn.__globals__))
+                    self.names.update(fn.__code__.co_freevars)  # a counter of the function that made it
 
     def _functions(self, name: str, value: object) -> Iterator[types.FunctionType]:
         """User functions that a name may refer to: a global one, or a method of an object seen so far."""

@@ -113,11 +113,11 @@ def matches_positions(code: types.CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Global variables that a function loads; names and identifier-like strings that it mentions, with variables of the
-    functions around it; modules that it imports, with a dot in front for each level of a relative import."""
+    """Global variables that a function loads; all names and identifier-like strings that it mentions; modules that it
+    imports, with a dot in front for each level of a relative import."""
     read, mentioned, imported = set(), set(), set()
     for c in codes_of(code):
-        mentioned |= {*c.co_names, *c.co_freevars, *strings_in(c.co_consts)}
+        mentioned |= {*c.co_names, *strings_in(c.co_consts)}
         before: list[object] = []  # values of the last two instructions: the level, and the names after ``import``
         for op in dis.get_instructions(c):
             if op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):

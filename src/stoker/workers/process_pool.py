@@ -71,8 +71,10 @@ class ProcessPool:
         locker: PageLocker | None = None,
         later: bool = False,
     ) -> None:
-        self._tokens = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC) if spec.kept else -1
-        spec = replace(spec, tokens=self._tokens)
+        self._tokens = -1
+        if spec.kept:
+            self._tokens = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            spec = replace(spec, tokens=self._tokens)
         launcher = Launcher(context, spec)
         self.budget = budget
         self.finishing = False  # the task queue takes no more tasks
