@@ -41,12 +41,6 @@ def _may_have_accelerator() -> bool:
 _ACCELERATED = _may_have_accelerator()
 
 
-def can_preserve_seeds() -> bool:
-    """Whether ``random_state.preserved`` also undoes ``torch.manual_seed``. For an uninitialised device, torch keeps
-    the seed until the device is first used."""
-    return not _ACCELERATED or torch.cuda.is_initialized()
-
-
 def splitmix64(x: int) -> int:
     """One step of SplitMix64: 64 bits in, 64 well-mixed bits out."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK

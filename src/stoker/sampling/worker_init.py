@@ -1,9 +1,8 @@
 """Checks whether a ``worker_init_fn`` does nothing but seed random generators.
 
 Most only seed: PyTorch's notes on reproducibility show such a function, and MONAI, transformers and Lightning pass one
-automatically. It can be called in the script's own process, with the random state restored afterwards. One that does
-more (opens a file, sets the number of threads, modifies the dataset) needs its own process. The check reads the
-function's code and calls nothing.
+automatically. It can be called again in a worker that stays for another epoch. One that does more (opens a file, sets
+the number of threads, modifies the dataset) needs a new process. The check reads the function's code and calls nothing.
 """
 
 from __future__ import annotations

@@ -89,17 +89,10 @@ class OneThread:
         self._pools = look().lib_controllers  # a sample's code may have imported more
         self._counts = [pool.get_num_threads() for pool in self._pools]
         self._mkl = set_mkl(1)
-        self._cap()
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
-    def _cap(self) -> None:
-        set_mkl(1)
         for pool in self._pools:
             _set(pool, 1)
 
-    def _restore(self) -> None:
+    def __exit__(self, *_: object) -> None:
         set_mkl(self._mkl)
         for pool, count in zip(self._pools, self._counts, strict=True):
             _set(pool, count)
