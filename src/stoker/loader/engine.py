@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import OnError
-    from ..workers.protocol import LateDataset
+    from ..workers.protocol import Helpers, LateDataset
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -265,6 +265,7 @@ def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog]
     it.gather(loader.dataset)
     if faults is None:
         it.expect(state_of(loader).late)
+        it.tell(state_of(loader).helpers)
     return it
 
 
@@ -336,6 +337,7 @@ def _pool(
         nodes=nodes,
         standby=standby,
         late=None if threads or nodes is not None else state.late,
+        helpers=state.helpers,
         keep=functools.partial(state.keep, state.kept_since) if keeps else None,
         keep_until=state.keeps_workers,
         kept=state.take_kept(keeps),
@@ -409,20 +411,21 @@ def with_dataset(
     dataset: object,
     late: LateDataset | None = None,
     collate_fn: Callable[..., Batch] | None = None,
+    helpers: Helpers | None = None,
 ) -> Iterator[None]:
     """Substitutes another dataset and collate function for the loader's own while its iterator is created. None: its
-    own. ``late``: may exchange the dataset in the middle of the epoch."""
+    own. ``late``: may exchange the dataset in the middle of the epoch. ``helpers``: make parts of its batches."""
     held = loader.__dict__
     own, own_collate = held["dataset"], held["collate_fn"]
     held["dataset"] = own if dataset is None else dataset
     held["collate_fn"] = own_collate if collate_fn is None else collate_fn
     state = state_of(loader)
-    state.late, state.own = late, (own, own_collate)
+    state.late, state.helpers, state.own = late, helpers, (own, own_collate)
     try:
         yield
     finally:
         held["dataset"], held["collate_fn"] = own, own_collate
-        state.late = state.own = None
+        state.late = state.helpers = state.own = None
 
 
 def init_sees_dataset(loader: LoaderLike) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import Failure
-    from ..workers.protocol import LateDataset
+    from ..workers.protocol import Helpers, LateDataset
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
     from .auto.in_process import InProcessTrial
@@ -53,6 +53,7 @@ class LoaderState:
         self.own: tuple[Any, Any] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``
         self.late: LateDataset | None = None  # may exchange the dataset in the middle of the coming epoch
+        self.helpers: Helpers | None = None  # make parts of the coming epoch's batches
         # time until which workers of the coming epoch, or those of the last one, may serve the next; 0.0: they may not
         self.keeps_workers = 0.0
         self.kept: KeptWorkers | None = None  # workers that wait for the next epoch

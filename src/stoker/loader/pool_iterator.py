@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from ..core.nested import pin
 from ..core.options import AutoWorkers, Knobs
 from ..core.picklable import culprit
 from ..core.processes import method_of
-from ..core.types import Batch, JsonObject, LoaderLike
+from ..core.types import Batch, Index, JsonObject, LoaderLike
 from ..core.warn import warn_user
 from ..sampling.shard import READ_HERE
 from ..sampling.stateful import is_stateful, load_into, pickled_state
@@ -43,7 +43,7 @@ from ..transport.task_queue import supported
 from ..workers.faults.policy import NOTHING, Partial
 from ..workers.fetcher import state_of
 from ..workers.process_pool import ProcessPool
-from ..workers.protocol import Pool, WorkerReply, WorkerSpec, WorkersUselessError
+from ..workers.protocol import Helpers, Pool, WorkerReply, WorkerSpec, WorkersUselessError
 from ..workers.restart import Restarts  # not later: its import would compete with the workers for cores
 from ..workers.start_pool import start
 from .kept_workers import KeptWorkers
@@ -74,6 +74,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._locker = plan.locker
         self._late = plan.late
         self._draws_late = plan.draws_late
+        self._helpers = plan.helpers
         self._error_log = None if plan.faults is None else plan.faults[1]
         self._warned_of_seeds = False
         saved = cursor.saved
@@ -106,7 +107,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._workers: list[Any] = workers.processes
         self._pss = workers.pss
         self._read_threads = workers.read_threads
-        self._end = _End(pool)
+        self._end = _End(pool, plan.helpers)
         self._close = weakref.finalize(self, self._end)
         if kept_pool is not None and plan.kept is not None:
             plan.kept.release()
@@ -306,7 +307,10 @@ class PoolIter(_BaseDataLoaderIter):
         asked for, and so does a loader whose script gave it none."""
         self._is_begun = True
         # Not self._next_index: the scheduler would then reference the iterator, and `del it` would not end the workers.
-        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, self._cursor)
+        draw = functools.partial(next, self._sampler_iter)
+        if self._helpers is not None:
+            draw = functools.partial(_draw_and_tell, self._sampler_iter, self._helpers)
+        self._scheduler.begin(draw, self._shared_seed, self._cursor)
         self._cursor.epoch = self._first_epoch + self._scheduler.epoch
 
     def _warn_of_changes(self) -> None:
@@ -364,6 +368,8 @@ class PoolIter(_BaseDataLoaderIter):
             try:
                 data = self._scheduler.next()
             except StopIteration:
+                if self._helpers is not None:
+                    self._helpers.close()
                 if self._end.keep is not None:
                     self._measure_workers()
                     self._close()
@@ -419,13 +425,21 @@ class PoolIter(_BaseDataLoaderIter):
 class _End:
     """Ends an iterator's workers, or keeps them for the next iterator."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, helpers: Helpers | None) -> None:
+        self._pool, self._helpers = pool, helpers
         self.keep: Callable[[], bool] | None = None  # keeps them; returns whether it did
 
     def __call__(self) -> None:
+        if self._helpers is not None:
+            self._helpers.close()
         if self.keep is None or not self.keep():
             self._pool.close()
+
+
+def _draw_and_tell(indices: Iterator[Index], helpers: Helpers) -> Index:
+    drawn = next(indices)
+    helpers.ask(drawn)
+    return drawn
 
 
 def _keeper(

@@ -480,6 +480,35 @@ class Staged(Wrapper):
             out.append(part if augment is None else augment(part))
         return out
 
+    @property
+    def may_fill_ahead(self) -> bool:
+        """Whether any process may make deterministic parts, and store them."""
+        store, split = self._store, self.split
+        if store is None or split is None or split.plan is None or split.in_turn or self._vetted.has_effects:
+            return False
+        if split.plan.own_caches:
+            return False  # each process would fill its own
+        return store.usable and not store.complete and not store.reason
+
+    def look_before_each_batch(self, samples: int) -> bool:
+        """Looks for changes before each batch from now on, if that takes little of the time that serving so many
+        samples saves. Without workers, the script may change its dataset at any time. Returns whether it does."""
+        plan = None if self.split is None else self.split.plan
+        may = plan is not None and self._watch.is_cheap(plan.head_s * samples)
+        self._watch.looks_always |= may
+        return may
+
+    def fill_ahead(self, indices: Sequence[Index]) -> bool:
+        """Stores the deterministic parts of samples that are not stored yet. Returns whether more may be stored."""
+        store = self.current(indices)
+        if store is None or not self.may_fill_ahead:
+            return False
+        where = store.find(indices)
+        self._filler.leaves_begun = True
+        if where is not None:
+            self._filler.fill(store, indices, where)
+        return True
+
     def is_same(self, store: Store, indices: Sequence[Index], locations: Sequence[int]) -> bool:
         """Occasionally recomputes a stored sample of a batch. Returns False if it differs; the cache is then
         discarded."""

@@ -40,7 +40,7 @@ STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be fresh memory, with a 
 # caching ends if more than one in eight samples, plus four by chance, have no deterministic part
 ONE_IN, BY_CHANCE = 8, 4
 MOST_RESTORED = 100_000  # items of a container that a library's object holds
-MADE_AGAIN = 4  # samples that are made again by a process with another number of native threads
+MADE_AGAIN = 16  # samples that are made again by a process with another number of native threads
 RUNS_OF_RARE = 8  # more runs of a sample that differs from what was served
 
 
@@ -90,6 +90,8 @@ class Filler:
         self.vetting = Vetting(dataset, split, vetted, self.random_states, disable)
         self._samples = len(dataset)
         self._asked = 0  # samples requested, including those in the cache
+        self.leaves_begun = False  # does not make what another process has begun to make
+        self._begin: Callable[[int], object] = lambda i: None  # see ``Store.begin``
         self.part_s = 0.0  # time per sample of the last batch; 0.0 until one was made
         self._without_part: set[int] = set()  # samples that draw random numbers, or take another path through the code
         self._unstored: set[int] = set()  # samples of this batch that are used, and not stored
@@ -116,8 +118,10 @@ class Filler:
 
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
         """Makes and stores the samples of a batch that are not stored yet. Returns deterministic parts by position,
-        without samples that have none. None: the script's dataset must make this batch."""
+        without samples that have none. None: the script's dataset must make this batch. ``where``: locations of the
+        stored ones; receives those that another process has stored meanwhile."""
         self._asked += len(indices)
+        self._begin = store.begin
         self._unstored.clear()
         misses = np.flatnonzero(where == 0).tolist()
         fetched = self._fetch(store, indices, misses)
@@ -129,7 +133,7 @@ class Filler:
         keep_ns = time.thread_time_ns() - began
         watch_each = self._watch_each or self._in_turn
         before = [] if self._in_turn else self._kept_by_libraries()
-        parts = self._parts(indices, misses, states if watch_each else None)
+        parts = self._parts(store, indices, where, misses, states if watch_each else None)
         # What one part changed, the random parts of earlier samples may read. Whole samples were made in their order.
         if before and self._vetted.has_effects and not self._is_whole:
             for held, values in before:
@@ -139,7 +143,7 @@ class Filler:
         if states is not None and not watch_each and states.moved():
             self._watch_each = True  # from now on, this process checks after each sample whether it drew random numbers
             states.restore()
-            parts = self._parts(indices, misses, states)
+            parts = self._parts(store, indices, where, misses, states)
         if self._too_many_draw():
             return None
         self._store(store, indices, parts, keep_ns)
@@ -193,9 +197,16 @@ class Filler:
         taken[i] = type_spec, leaves
         return sum(x.nbytes for x in leaves)
 
-    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, MadePart]:
-        """Makes deterministic parts by position. Omits samples that have none or fail. ``states``: compared after each
-        sample; None: not compared."""
+    def _parts(
+        self,
+        store: Store,
+        indices: Sequence[Index],
+        where: NDArray[np.int64],
+        misses: list[int],
+        states: RandomState | None,
+    ) -> dict[int, MadePart]:
+        """Makes deterministic parts by position. Omits samples that have none or fail, and those that another process
+        has stored meanwhile. ``states``: compared after each sample; None: not compared."""
         misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
         if get_many is not None:
@@ -212,12 +223,31 @@ class Filler:
         made = self.by_threads([indices[k] for k in misses]) if states is None else {}
         if self.vetting.new():  # threads record branches in one place: which sample took a new one is unknown
             made = {}
-        out = {}
-        for at, k in enumerate(misses):
-            part = made[at] if at in made else self._part(indices[k], states)
-            if part is not None:
-                out[k] = part
-        return out
+        parts = {k: made[at] for at, k in enumerate(misses) if at in made}
+        self._one_by_one(store, indices, where, [k for k in misses if k not in parts], states, parts)
+        return {k: part for k, part in parts.items() if part is not None}
+
+    def _one_by_one(
+        self,
+        store: Store,
+        indices: Sequence[Index],
+        where: NDArray[np.int64],
+        misses: list[int],
+        states: RandomState | None,
+        parts: dict[int, MadePart | None],
+    ) -> None:
+        """Adds what ``_parts`` returns to ``parts``; last, what another process has begun to make."""
+        postponed: list[int] = []
+        for group in (misses, [] if self.leaves_begun else postponed):
+            for k in group:
+                i = int(indices[k]) % self._samples
+                where[k] = store.location(i)
+                if where[k]:
+                    continue
+                if group is misses and not self._in_turn and store.is_begun(i):
+                    postponed.append(k)
+                else:
+                    parts[k] = self._part(indices[k], states)
 
     def _may_keep_together(self, samples: Sequence[Sample], make: Callable[[], object], took_s: float) -> bool:
         """Whether samples made by one call may be cached. New branches are vetted with single samples first: 64 texts
@@ -248,6 +278,7 @@ class Filler:
         """Makes the deterministic part of a sample; None if it has none. Restores the random states. ``vets``: vets new
         branches, which only one thread can; otherwise they stay marked."""
         began = time.perf_counter_ns()
+        self._begin(int(index) % self._samples)
         value, failed, unplanned = None, False, False
         may_be_kept = True
         try:

@@ -51,6 +51,7 @@ from ..loader.auto.limits import first_guess
 from ..loader.describe import name_of
 from ..loader.loader_state import state_of
 from ..sampling.worker_init import only_seeds
+from ..staging.fill_ahead import FillAhead
 from ..staging.inputs import functions_of
 from ..staging.late_plan import LateHere, LatePlan
 from ..staging.samples import may_draw
@@ -61,6 +62,7 @@ from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
 from . import kept_epochs
 from .applied_loader import applied_to
+from .fill_helpers import helpers_of
 from .given_workers import (
     TINY_BATCH_S,
     UNSEEN,
@@ -71,6 +73,7 @@ from .given_workers import (
     watch_draws,
     why_none,
     why_other_bits,
+    why_other_numbers,
 )
 from .managed_dataset import ManagedDataset, as_script_made_it
 
@@ -118,7 +121,7 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
         with _left_as_it_is(loader):
             chosen = _choose(loader, applied)
         _begin_next_trial()
-        with engine.with_dataset(loader, chosen.dataset, chosen.late, chosen.collate_fn):
+        with engine.with_dataset(loader, chosen.dataset, chosen.late, chosen.collate_fn, chosen.helpers):
             it = chosen.make(loader)
         watch_draws(loader, it)
         return it
@@ -145,6 +148,7 @@ class EpochChoice(NamedTuple):
     dataset: object = None
     collate_fn: Callable[..., Batch] | None = None
     late: LatePlan | LateHere | None = None
+    helpers: FillAhead | None = None
     make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
 
 
@@ -153,23 +157,26 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
     if not _is_manageable(loader):
         return EpochChoice(_stream_with_cache(loader, applied))
     state = state_of(loader)
-    if state.own_workers == 0 and int(loader.num_workers) > 0:
+    if state.own_workers is not None and int(loader.num_workers) > state.own_workers:
         taken = take_back(loader)
         if taken:
             entry = _entries[name_of(loader)][0]
-            entry |= {"reason": f"kept 0: {taken}", "to": {**entry["to"], "num_workers": 0}}
+            own = int(loader.num_workers)
+            entry |= {"reason": f"kept {own}: {taken}", "to": {**entry["to"], "num_workers": own}}
     known = _manage(loader, applied)
-    is_given = state.own_workers == 0 and int(loader.num_workers) > 0
+    is_given = state.own_workers is not None and int(loader.num_workers) > state.own_workers
     state.changed = None
     if is_given and known.found is not None:
-        state.changed = ScriptChanges(loader, known.found, known.staged)
-        applied_to(loader).given_for = applied_to(loader).given_for or state.changed
+        changes = ScriptChanges(loader, known.found, known.staged)
+        applied_to(loader).given_for = applied_to(loader).given_for or changes
+        if state.own_workers == 0:
+            state.changed = changes  # other workers do not see changes within an epoch
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
     kept_epochs.decide(loader, known.found, known.staged)
     in_script = known.is_for_script(loader)
     known.by_script = known.by_script or in_script
     make = as_script_made_it if in_script else engine.get_iterator
-    return EpochChoice(staged, collate_fn, known.late_plan(loader), make)
+    return EpochChoice(staged, collate_fn, known.late_plan(loader), helpers_of(loader, known), make)
 
 
 def loader_made(loader: LoaderLike) -> None:
@@ -406,6 +413,7 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
         return own, f"kept {own}: {known.reason}"
     if own:
         stays = _why_own_count(loader) or ("loading a sample may change data that others read" if found.writes else "")
+        stays = stays or why_other_numbers(loader, found)
         return (own, f"kept {own}: {stays}") if stays else (guess, why)
     cannot = _why_given_none(loader, known, found, guess)
     return (0, f"kept 0: {cannot}") if cannot else (guess, why)

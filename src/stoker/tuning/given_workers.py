@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ..core.compare import equal_bits
+from ..core.marked_code import original
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index, LoaderLike, MapDataset
 from ..loader.loader_state import state_of
@@ -30,8 +31,10 @@ from ..staging.change_watch import shortly
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs, functions_of
+from ..staging.samples import may_draw
 from ..staging.store.decode import stored_copy
 from ..staging.trial import TrialResult
+from ..staging.users_code import names_in
 from ..workers.fetcher import is_plain
 from ..workers.native_threads import OneThread
 from .applied_loader import Draws, applied_to
@@ -39,7 +42,9 @@ from .cached_epochs import WORTH, Epoch
 
 UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
 EFFECTS = "some samples change or print something"
-TRIED = 4  # samples made with one thread and with several
+TRIED = 16  # samples made with one thread and with several
+FIRST_TRIED = 4  # no more than these if no other thread takes part in making them
+OTHERS_SHARE = 0.1  # of processor time, from which on other threads take part
 TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
 MOST_SHARE = 0.05  # of the time between two batches that comparing may take
 
@@ -76,10 +81,27 @@ def take_back(loader: LoaderLike) -> str:
     if not changed:
         return ""
     state = state_of(loader)
-    loader.num_workers, loader.prefetch_factor, state.own_workers = 0, None, None
+    loader.num_workers, state.own_workers = state.own_workers or 0, None
+    if not loader.num_workers:
+        loader.prefetch_factor = None
     applied.draws, applied.given_for = Draws(), None
     applied.is_undecided = applied.was_taken_back = changed != EFFECTS
     return changed
+
+
+def why_other_numbers(loader: LoaderLike, found: TrialResult) -> str:
+    """Why a loader with workers might make other batches if it had more of them; "" if it would not."""
+    functions = () if loader.collate_fn is None else functions_of(loader.collate_fn)
+    collate_may = any(may_draw(names_in(original(f.__code__))[1]) for f in functions)
+    has_generators = find_generators(loader.dataset, loader.collate_fn)
+    if found.draws or found.may_draw or collate_may or has_generators or applied_to(loader).was_taken_back:
+        return "loading its batches may draw random numbers, and each worker draws its own"
+    sampler = own_sampler(loader)
+    if sampler:
+        return f"{sampler} is the script's own, and more workers would ask it for batches earlier"
+    if found.compare_s > MOST_SHARE * found.sample_s * len(loader.dataset) / int(loader.num_workers):
+        return "whether a change between epochs lets its batches draw random numbers takes too long to find"
+    return ""
 
 
 def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
@@ -122,7 +144,8 @@ def own_sampler(loader: LoaderLike) -> str:
 def why_other_bits(loader: LoaderLike) -> str:
     """Why workers, which have one native thread each, might make other bits than the script's process; "" if they make
     the same. A sum, a matrix product or a Fourier transform of torch is divided among threads, so its last bits depend
-    on their number. Makes some samples twice, which changes nothing where ``why_none`` found no reason."""
+    on their number. A sum has the same bits by chance in every other sample, so many are compared. Makes them twice,
+    which changes nothing where ``why_none`` found no reason."""
     if torch.get_num_threads() == 1:
         return ""
     collate = loader.collate_fn if loader._auto_collation else None
@@ -130,9 +153,16 @@ def why_other_bits(loader: LoaderLike) -> str:
     count = len(loader.dataset)
     states = RandomState(find_generators(loader.dataset, loader.collate_fn))
     try:
-        for i in sorted({k * count // TRIED for k in range(TRIED)}):
+        is_divided = False
+        for n, k in enumerate(sorted(range(TRIED), key=lambda k: k % FIRST_TRIED)):
+            if n == FIRST_TRIED and not is_divided:
+                break
+            i = k * count // TRIED
             with contextlib.suppress(Exception), _silence():  # a sample that cannot be loaded has no bits
+                began = time.process_time(), time.thread_time()
                 own = _made(loader.dataset, i, collate)
+                all_s, own_s = time.process_time() - began[0], time.thread_time() - began[1]
+                is_divided |= all_s > (1 + OTHERS_SHARE) * own_s
                 with one_thread:
                     is_same = equal_bits(_made(loader.dataset, i, collate), own)
                 if not is_same:

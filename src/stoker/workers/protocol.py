@@ -78,6 +78,16 @@ class LateDataset(Protocol):
     def read(self, dataset: MapDataset) -> MapDataset | None: ...
 
 
+class Helpers(Protocol):
+    """Processes that make parts of coming batches beside the workers: ``staging.fill_ahead``."""
+
+    def ask(self, indices: Index) -> None: ...
+
+    def look(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """All that a worker needs to know, like the arguments of torch's ``_worker_loop``."""

@@ -77,6 +77,10 @@ def size_of(samples: int, budget: int) -> int:
 
 
 def _tables_start(samples: int) -> int:
+    return -(-(_begun_start(samples) + samples) // PAGE) * PAGE
+
+
+def _begun_start(samples: int) -> int:
     return -(-(PAGE + 2 * SPEC_BYTES + samples * 8) // PAGE) * PAGE
 
 
@@ -90,6 +94,9 @@ class Store:
         numbers = medium.table("head", np.int64, NUMBERS, 0)
         self._head = StoreHead(numbers, medium.table("words", np.uint8, 2 * SPEC_BYTES, PAGE))
         self.locations: NDArray[np.int64] = medium.table("place", np.int64, samples, PAGE + 2 * SPEC_BYTES)
+        self._begun: NDArray[np.uint8] | None = None  # samples that some process has begun to make
+        if medium.kind == "RAM":
+            self._begun = medium.table("begun", np.uint8, samples, _begun_start(samples))
         with medium.lock():
             if not self._head.samples and medium.writable:
                 self._head.budget = budget
@@ -233,6 +240,15 @@ class Store:
 
     def _note_error(self, e: OSError) -> None:
         self._head.reason = f"no more samples are stored: {e.strerror or e} ({self.medium.kind})"
+
+    def begin(self, i: int) -> None:
+        """Tells other processes that this one makes a sample, so that helpers leave it alone."""
+        if self._begun is not None:
+            self._begun[i] = 1
+
+    def is_begun(self, i: int) -> bool:
+        """Whether a process has begun to make a sample. It may have ended since."""
+        return self._begun is not None and bool(self._begun[i])
 
     # -- reading
 
