@@ -214,8 +214,8 @@ def test_drawn(tmp_path: Path, seed: int, alone: Callable[[str], Outcome]) -> No
     run = Run(tmp_path)
     prepare(draw, run)
     if run.limit or run.prefix:
-        by_itself = Run(tmp_path, run.prefix, run.limit).outcome()
-        if by_itself != want:
+        alone_too = [Run(tmp_path, run.prefix, run.limit).outcome() for _ in range(3)]  # some fail only now and then
+        if any(got != want for got in alone_too):
             pytest.skip(f"{name}: what is short is what the script needs itself: {run.notes}")
     run.lines, run.after_s = draw.randint(1, want[1].count("\n")), draw.random() / 2
     got = run.outcome("-m", "stoker", "run", "--apply")

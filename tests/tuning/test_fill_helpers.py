@@ -1,27 +1,31 @@
-"""Helpers fill a loader's cache under ``--apply``. Its batches, its errors and the script's generators stay torch's."""
+"""Helpers fill a loader's cache under ``--apply``. Batches, errors, files and the script's generators stay torch's."""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import fcntl
 import multiprocessing
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 
 from stoker.core.compare import equal_bits
 from stoker.loader.loader_state import state_of
-from stoker.staging import change_watch, fill_ahead
+from stoker.staging import fill_ahead
 from stoker.tuning import apply, fill_helpers
 
 from .conftest import put_behind_apply
@@ -64,14 +68,6 @@ def wave(i: int) -> Any:
     return x
 
 
-class Sums(Waves):
-    """Their last bits depend on the number of native threads."""
-
-    def __getitem__(self, i: int) -> Any:
-        x = (torch.arange(200_001) * (i + 1.0)).sin()
-        return (x * x).sum() + torch.rand(1)
-
-
 class Backwards(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(N - 1, -1, -1))
@@ -85,23 +81,41 @@ def set_up(worker: int) -> None:
 
 
 @pytest.fixture
-def helped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Each epoch's helpers. There are two for each loader that may have some, as on a machine with more cores."""
+def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Process ids of the helpers. There are two for each loader that may have some, as with more cores."""
     put_behind_apply(Loader, monkeypatch)
     monkeypatch.setattr(fill_ahead, "LEAST_S", 0.0)
-    monkeypatch.setattr(change_watch, "QUICK_S", math.inf)
-    monkeypatch.setattr(fill_helpers, "first_guess", lambda loader: (max(1, int(loader.num_workers)) + 2, ""))
-    monkeypatch.setattr(apply, "first_guess", lambda loader: (max(1, int(loader.num_workers)) + 2, ""))
-    out: list[Any] = []
-    start = fill_ahead.FillAhead._start_if_due
+    monkeypatch.setattr(fill_helpers, "first_guess", lambda loader: (int(loader.num_workers) + 2, ""))
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (int(loader.num_workers) + 2, ""))
+    pids, main = multiprocessing.Array("l", 64), fill_ahead._main
 
-    def noted(self: Any) -> None:
-        start(self)
-        if self._helpers:
-            out.append([pid for _, pid in self._helpers])
+    def noted(*args: Any) -> None:
+        with pids.get_lock():
+            pids[next(k for k in range(64) if not pids[k])] = os.getpid()
+        main(*args)
 
-    monkeypatch.setattr(fill_ahead.FillAhead, "_start_if_due", noted)
-    return out
+    monkeypatch.setattr(fill_ahead, "_main", noted)
+    helpers = Helpers(pids)
+    yield helpers
+    helpers.wait_for_their_end()
+
+
+class Helpers:
+    def __init__(self, pids: Any) -> None:
+        self._pids = pids
+
+    def __len__(self) -> int:
+        return len(self.pids)
+
+    @property
+    def pids(self) -> list[int]:
+        return [pid for pid in self._pids if pid]
+
+    def wait_for_their_end(self) -> None:
+        until = time.monotonic() + DEADLINE_S
+        while any(map(psutil.pid_exists, self.pids)):
+            assert time.monotonic() < until, f"helpers are left: {self.pids}"
+            os.sched_yield()
 
 
 def epochs(
@@ -115,7 +129,7 @@ def epochs(
     random.seed(7)
     np.random.seed(7)
     torch.manual_seed(7)
-    how = {"batch_size": BATCH, "shuffle": True, **how}
+    how = {"batch_size": BATCH, "shuffle": True, "num_workers": 1, **how}
     loader = cls(data, **{k: v() if k in ("generator", "sampler") else v for k, v in how.items()})
     out: list[Any] = []
     for _ in range(count):
@@ -130,48 +144,47 @@ def epochs(
     return out
 
 
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_until_filled(k: int, loader: DataLoader[Any], least: int = N) -> None:
-    """Waits as long as helpers run: nobody else fills the cache meanwhile."""
+def wait_until_filled(k: int, loader: DataLoader[Any]) -> None:
+    """Waits, after batch 4, until all samples that the loader has asked for are stored."""
     until = time.monotonic() + DEADLINE_S
     known = next((known for known in apply._datasets if known.staged is not None), None)
-    while k == 4 and known is not None and known.staged is not None and known.staged.account.filled < least:
+    while k == 4 and known is not None and known.staged is not None and known.staged.account.filled < BATCH * 7:
         assert time.monotonic() < until, f"{known.staged.account}"
         os.sched_yield()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_helpers_fill_the_cache_and_nobody_can_tell(helped: list[Any], workers: int, shuffle: bool) -> None:
-    how: dict[str, Any] = {"num_workers": workers, "shuffle": shuffle}
-    least = N if workers == 0 else BATCH * 7  # two batches more than were delivered
-    found = epochs(Loader, Waves(), at_batch=lambda k, loader: wait_until_filled(k, loader, least), **how)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"shuffle": False},
+        {"persistent_workers": True},
+        {"sampler": Backwards, "shuffle": False},
+        {"sampler": lambda: RandomSampler(range(N), generator=torch.Generator().manual_seed(3)), "shuffle": False},
+        {"generator": lambda: torch.Generator().manual_seed(3)},
+    ],
+    ids=["shuffled", "in order", "persistent", "own sampler", "sampler's generator", "loader's generator"],
+)
+def test_helpers_fill_the_cache_and_nothing_differs(helped: Helpers, how: dict[str, Any]) -> None:
+    found = epochs(Loader, Waves(), at_batch=wait_until_filled, **how)
     assert helped, "no helpers were started"
     assert equal_bits(found, epochs(DataLoader, Waves(), **how))
-    assert not any(runs(pid) for group in helped for pid in group)
+    assert not {child.pid for child in psutil.Process().children(recursive=True)} & set(helped.pids)
 
 
-def test_a_subset_asks_for_its_own_samples(helped: list[Any]) -> None:
+def test_a_subset_asks_for_its_own_samples(helped: Helpers) -> None:
     half = Subset(Subset(Waves(), list(range(N - 1, 7, -1))), np.arange(0, N - 8, 2))  # type: ignore[arg-type]
-    found = epochs(Loader, half, at_batch=lambda k, loader: wait_until_filled(k, loader, len(half)))
+    found = epochs(Loader, half, 3)
     assert helped
-    assert equal_bits(found, epochs(DataLoader, half))
+    assert equal_bits(found, epochs(DataLoader, half, 3))
 
 
 @pytest.mark.parametrize("kind", ["rare noise", "rare line", "rare error"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_rare_branches(helped: list[Any], capfd: pytest.CaptureFixture[str], kind: str, workers: int) -> None:
+def test_rare_branches(helped: Helpers, capfd: pytest.CaptureFixture[str], kind: str) -> None:
     def made(cls: type[DataLoader[Any]]) -> tuple[list[Any], list[str]]:
         data = Waves()
         data.kind = kind
-        out = epochs(cls, data, 3, num_workers=workers)
+        out = epochs(cls, data, 3)
         sys.stdout.flush()
         return out, [line for line in capfd.readouterr().out.splitlines() if "sample" in line]
 
@@ -181,75 +194,57 @@ def test_rare_branches(helped: list[Any], capfd: pytest.CaptureFixture[str], kin
     assert len(lines) in (len(lines_wanted), len(lines_wanted) + 1)  # docs/concepts/exact.md: twice the first time
 
 
-def test_a_change_within_an_epoch_is_seen_at_once(helped: list[Any]) -> None:
-    def change(k: int, loader: DataLoader[Any], waits: bool = True) -> None:
-        if waits and len(helped) == 1:
-            wait_until_filled(k, loader)
-        if k in (4, 9):
-            loader.dataset.gain = 2.0 if k == 4 else 1.0  # type: ignore[attr-defined]
+def test_changes_within_an_epoch_come_with_the_next_one(helped: Helpers) -> None:
+    def change(k: int, loader: DataLoader[Any]) -> None:
+        if k in (2, 9):
+            loader.dataset.gain = 2.0 if k == 2 else 1.0  # type: ignore[attr-defined]
 
-    found = epochs(Loader, Waves(), 3, change)
-    assert helped
-    assert equal_bits(found, epochs(DataLoader, Waves(), 3, lambda k, loader: change(k, loader, False)))
+    assert equal_bits(epochs(Loader, Waves(), 3, change), epochs(DataLoader, Waves(), 3, change))
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_helper_that_dies_or_stops_changes_nothing(helped: list[Any], kill: int, workers: int) -> None:
+def test_a_helper_that_dies_or_stops_changes_nothing(helped: Helpers, kill: int) -> None:
     def hit(k: int, loader: DataLoader[Any]) -> None:
         if k in (3, 5) and helped:
-            with contextlib.suppress(ProcessLookupError):  # of an epoch before
-                os.kill(helped[-1][k // 4], kill)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(helped.pids[k // 4], kill)
 
-    assert equal_bits(
-        epochs(Loader, Waves(), at_batch=hit, num_workers=workers), epochs(DataLoader, Waves(), num_workers=workers)
-    )
-    assert not any(runs(pid) for group in helped for pid in group)
+    assert equal_bits(epochs(Loader, Waves(), at_batch=hit), epochs(DataLoader, Waves()))
+    for pid in helped.pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loop_that_breaks_leaves_no_process(helped: list[Any], workers: int) -> None:
+def test_a_loop_that_breaks_leaves_no_process(helped: Helpers) -> None:
     def some(cls: type[DataLoader[Any]]) -> list[Any]:
         torch.manual_seed(3)
-        random.seed(3)
-        np.random.seed(3)
-        loader, out = cls(Waves(), batch_size=BATCH, shuffle=True, num_workers=workers), []
+        loader, out = cls(Waves(), batch_size=BATCH, shuffle=True, num_workers=1), []
         for _ in range(3):
             for k, batch in enumerate(loader):
                 out.append(batch)
                 if k == 5:
                     break
-        del batch
         return out
 
     found = some(Loader)
     assert helped
     assert equal_bits(found, some(DataLoader))
-    assert not multiprocessing.active_children()
-    assert not any(runs(pid) for group in helped for pid in group)
+    helped.wait_for_their_end()
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"sampler": Backwards, "shuffle": False},
-        {"sampler": lambda: RandomSampler(range(N), generator=torch.Generator().manual_seed(3)), "shuffle": False},
-        {"generator": lambda: torch.Generator().manual_seed(3)},
-    ],
-    ids=["own sampler", "sampler's generator", "loader's generator"],
-)
-def test_an_order_that_the_script_can_look_at_is_drawn_in_time(helped: list[Any], how: dict[str, Any]) -> None:
-    assert equal_bits(epochs(Loader, Waves(), **how), epochs(DataLoader, Waves(), **how))
+def test_no_helpers_if_worker_init_fn_sets_up_workers(helped: Helpers) -> None:
+    assert equal_bits(
+        epochs(Loader, Waves(), worker_init_fn=set_up), epochs(DataLoader, Waves(), worker_init_fn=set_up)
+    )
     assert not helped
 
 
-def test_no_helpers_if_worker_init_fn_sets_up_workers(helped: list[Any]) -> None:
-    how: dict[str, Any] = {"num_workers": 1, "worker_init_fn": set_up}
-    assert equal_bits(epochs(Loader, Waves(), **how), epochs(DataLoader, Waves(), **how))
+def test_no_helpers_for_a_loader_without_workers(helped: Helpers) -> None:
+    assert equal_bits(epochs(Loader, Waves(), num_workers=0), epochs(DataLoader, Waves(), num_workers=0))
     assert not helped
 
 
-def test_no_helpers_while_a_thread_runs_the_scripts_code(helped: list[Any]) -> None:
+def test_no_helpers_while_a_thread_runs_the_scripts_code(helped: Helpers) -> None:
     over = threading.Event()
     thread = threading.Thread(target=lambda: over.wait(DEADLINE_S))
     thread.start()
@@ -261,16 +256,64 @@ def test_no_helpers_while_a_thread_runs_the_scripts_code(helped: list[Any]) -> N
         thread.join()
 
 
-def test_bits_that_depend_on_native_threads_are_those_of_the_script(helped: list[Any]) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert equal_bits(epochs(Loader, Sums(), 3), epochs(DataLoader, Sums(), 3))
-    finally:
-        torch.set_num_threads(before)
+class ByDescriptor(Waves):
+    """Each sample is read in two parts, from where the first one ended."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.fd = os.open(path, os.O_RDONLY)
+
+    def __getitem__(self, i: int) -> Any:
+        os.lseek(self.fd, i * 80, os.SEEK_SET)
+        first = os.read(self.fd, 40)
+        x = wave(i)
+        rest = os.read(self.fd, 40)
+        return torch.from_numpy(np.frombuffer(first + rest).copy() + x[:10]) * torch.rand(1)
 
 
-def test_more_workers_are_taken_back_when_samples_may_draw(helped: list[Any]) -> None:
+def test_a_helper_does_not_move_the_position_of_a_file(helped: Helpers, tmp_path: Path) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(np.arange(N * 10.0).tobytes())
+    assert equal_bits(epochs(Loader, ByDescriptor(path), 3), epochs(DataLoader, ByDescriptor(path), 3))
+
+
+def test_what_the_script_opens_or_closes_is_its_own(
+    helped: Helpers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe to another process, a lock, a peer, and a log in place of the standard output. The worker has the latter
+    only: it starts first."""
+    log = (tmp_path / "log.txt").open("w")
+    monkeypatch.setattr(sys, "stdout", log)
+    print("begins")  # stays in the buffer
+    opened: list[Any] = []
+    seen: list[int] = []
+
+    def use(k: int, loader: DataLoader[Any]) -> None:
+        if not opened:
+            assert not helped
+            pipe = subprocess.PIPE
+            opened[:] = subprocess.Popen(["wc", "-c"], stdin=pipe, stdout=pipe), (tmp_path / "lock").open("w")
+            fcntl.flock(opened[1], fcntl.LOCK_EX)
+            opened.extend(socket.socketpair())
+        if k == 8 and not seen:
+            seen.extend(helped.pids)
+            counter, locked, mine, theirs = opened
+            theirs.settimeout(DEADLINE_S)
+            assert counter.communicate(b"four", DEADLINE_S)[0] == b"4\n"
+            locked.close()
+            with (tmp_path / "lock").open("w") as again:
+                fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine.close()
+            assert theirs.recv(1) == b""
+
+    epochs(Loader, Waves(), at_batch=use, shuffle=False)
+    assert seen
+    helped.wait_for_their_end()
+    log.close()
+    assert (tmp_path / "log.txt").read_text() == "begins\n"
+
+
+def test_more_workers_are_taken_back_when_samples_may_draw(helped: Helpers) -> None:
     """Augmentation that is switched on after a warm-up."""
 
     def switched(cls: type[DataLoader[Any]]) -> tuple[list[Any], list[int]]:
@@ -306,7 +349,7 @@ def noisy(x: Any) -> Any:
     return x + torch.randn(1)
 
 
-def test_the_state_of_the_engine_is_clean_afterwards(helped: list[Any]) -> None:
-    loader = Loader(Waves(), batch_size=BATCH)
+def test_the_state_of_the_engine_is_clean_afterwards(helped: Helpers) -> None:
+    loader = Loader(Waves(), batch_size=BATCH, num_workers=1)
     list(loader)
     assert state_of(loader).helpers is None

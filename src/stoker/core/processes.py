@@ -87,14 +87,6 @@ def kill(pid: int) -> None:
             os.waitpid(pid, 0)
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a child of this process has ended."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
 def _reaped(pid: int) -> bool:
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

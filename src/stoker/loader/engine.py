@@ -265,7 +265,6 @@ def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog]
     it.gather(loader.dataset)
     if faults is None:
         it.expect(state_of(loader).late)
-        it.tell(state_of(loader).helpers)
     return it
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -29,10 +28,9 @@ if TYPE_CHECKING:
     from ..sampling.state import State as RunState
     from ..sampling.state import WorkerPart
     from ..workers.faults.error_log import ErrorLog
-    from ..workers.protocol import Helpers, LateDataset
+    from ..workers.protocol import LateDataset
 
 
-AHEAD = 32  # batches
 Collate: TypeAlias = Callable[..., Batch]
 Fetch: TypeAlias = Callable[[Index], Batch]
 
@@ -131,11 +129,6 @@ class InlineIter(_SingleProcessDataLoaderIter):
         if late is not None and late.is_here and self._auto_collation and not self._cursor.task_seeds:
             self._late = None if is_stateful(self._dataset) else late
 
-    def tell(self, helpers: Helpers | None) -> None:
-        """Tells these processes some batches ahead which ones come, if the script cannot notice when that is drawn."""
-        if helpers is not None and self._cursor.may_draw_ahead and not self._cursor.task_seeds:
-            self._sampler_iter = _drawn_ahead(self._sampler_iter, helpers)
-
     def _use_late_dataset(self, late: LateDataset) -> None:
         """Switches to the cached dataset once there is one."""
         again, dataset = late.ask(), late.read(self._fetcher.dataset)
@@ -151,22 +144,6 @@ class InlineIter(_SingleProcessDataLoaderIter):
     def state_dict(self) -> JsonObject:
         """The loader's state dict, while this is its iterator."""
         return self._cursor.save().to_dict()
-
-
-def _drawn_ahead(indices: Iterator[Index], helpers: Helpers) -> Iterator[Index]:
-    """Yields the indices of batches, and tells the helpers ``AHEAD`` batches earlier."""
-    waiting: deque[Index] = deque()
-    try:
-        for drawn in indices:
-            helpers.ask(drawn)
-            waiting.append(drawn)
-            if len(waiting) > AHEAD:
-                yield waiting.popleft()
-        while waiting:
-            helpers.look()
-            yield waiting.popleft()
-    finally:
-        helpers.close()
 
 
 def _resume_dataset(loader: LoaderLike, cursor: Cursor, saved: RunState) -> WorkerPart | None:

@@ -102,11 +102,6 @@ class SamplerReplay:
         own = getattr(self._sampler, "generator", None)
         return own if isinstance(own, torch.Generator) else None
 
-    @property
-    def may_draw_ahead(self) -> bool:
-        """Whether nobody can tell when a batch's indices are drawn, after those of the first one."""
-        return self._known and self._sampler_generator is None
-
     def _capture_rng(self) -> RandomState:
         """Captures the generators that the sampler may draw from."""
         own = self._sampler_generator

@@ -102,7 +102,6 @@ class ChangeWatch:
         self.functions = tuple(self._before.functions.values())  # the user's functions that the cached part may run
         self._before.let_go()
         self._next_check = 0.0
-        self.looks_always = False  # looks before each batch without workers, however long that takes
         self.forks_are_same = False  # no code of the user runs in a worker between its fork and its first sample
         self._asked: set[Index] = set()
 
@@ -162,15 +161,12 @@ class ChangeWatch:
         if torch.utils.data.get_worker_info() is None:
             is_repeated = not announced and self.is_repeated(indices)  # an epoch has begun
             self._looks_at_files |= is_repeated
-            self.check(now=is_repeated or self.looks_always or self.is_cheap(part_s * len(indices)))
+            is_cheap = self._took_s <= max(QUICK_S, SAVED_SHARE * part_s * len(indices))
+            self.check(now=is_repeated or is_cheap)
         elif os.getpid() != self._process:
             if not announced and self._looked_in != os.getpid():  # torch's own workers: nobody checked for them
                 self._looked_in, self._looks_at_files, self._next_check = os.getpid(), True, 0.0
             self.check(now=False)
-
-    def is_cheap(self, saved_s: float) -> bool:
-        """Whether a check may come before each batch, for which serving saves ``saved_s``."""
-        return self._took_s <= max(QUICK_S, SAVED_SHARE * saved_s)
 
     def check(self, now: bool) -> None:
         """Sets ``is_current``, and warns once if it becomes False. ``now``: do not skip this check to save time."""

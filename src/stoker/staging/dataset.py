@@ -490,14 +490,6 @@ class Staged(Wrapper):
             return False  # each process would fill its own
         return store.usable and not store.complete and not store.reason
 
-    def look_before_each_batch(self, samples: int) -> bool:
-        """Looks for changes before each batch from now on, if that takes little of the time that serving so many
-        samples saves. Without workers, the script may change its dataset at any time. Returns whether it does."""
-        plan = None if self.split is None else self.split.plan
-        may = plan is not None and self._watch.is_cheap(plan.head_s * samples)
-        self._watch.looks_always |= may
-        return may
-
     def fill_ahead(self, indices: Sequence[Index]) -> bool:
         """Stores the deterministic parts of samples that are not stored yet. Returns whether more may be stored."""
         store = self.current(indices)

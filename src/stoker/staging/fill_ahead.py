@@ -1,14 +1,16 @@
-"""Processes that make the deterministic parts of coming samples, while a loader makes its batches as it would anyway.
+"""Processes that make the deterministic parts of coming samples, while a loader's own workers make its batches.
 
-More workers would draw other random numbers, and workers for a loader without any would leave the script's generators
-where they are. So under ``--apply`` a loader whose samples draw keeps its number of workers. Deterministic parts draw
-nothing, and any process may make them. Helpers store them; whoever makes the batch finds them in the cache.
+More workers would draw other random numbers. So under ``--apply`` a loader whose samples draw keeps its workers.
+Deterministic parts draw nothing, and any process may make them. Helpers store them; the worker finds them in the cache.
 
 ::
 
     the loader draws the indices of a batch   ->  ``FillAhead.ask`` sends them to each helper
-    workers, or the script's process, make        each helper makes its share of what nobody has begun to make,
-    samples from the first one on                 from the last one on: they meet somewhere
+    its worker makes the samples from the         each helper makes its share of what nobody has begun to make,
+    first one on                                  from the last one on: they meet somewhere
+
+A helper shares no file, pipe or connection with the script, and is no child of it: the script may wait for all of its
+children. It ends when its socket is shut down, and when the script's process has ended.
 """
 
 from __future__ import annotations
@@ -19,28 +21,25 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from torch.utils.data import Subset
 
-from ..core.processes import die_with_parent, has_ended, kill
 from ..core.types import Index, MapDataset
 from ..transport.slots import own_fork
 from ..workers import native_threads, signals
 from ..workers.process_main import set_worker_info
+from . import isolate
 from .dataset import Staged
 
 REMEMBERED = 256  # batches that were drawn before the helpers started
 LEAST_S = 0.3  # of work that is left: less is not worth a process
 CHUNK_S = 0.004  # between two looks for messages
 MOST_AT_ONCE = 64  # samples
-LEAVE_S = 0.2  # to finish a sample; a helper that is killed leaves nothing behind
-LOOK_S = 0.001  # between two looks whether it has
-WAIT_S = 0.5  # between two looks whether the parent still lives
+LIMIT_S = 30.0  # for that, as another thread may have held a lock when the helper was forked
 NICE = 10  # the script's own work comes first
 KINDS = {int: b"i", np.int64: b"n"}  # types of an index, which a sample may depend on
 MOST_BYTES = 1 << 17  # of a message
@@ -59,7 +58,7 @@ class FillAhead:
     def __init__(self, dataset: MapDataset, staged: Callable[[], Staged | None], count: Callable[[], int]) -> None:
         self._dataset, self._staged, self._count = dataset, staged, count
         self._drawn: deque[bytes] = deque(maxlen=REMEMBERED)
-        self._helpers: list[tuple[socket.socket, int]] | None = None  # with process ids; None: not started
+        self._helpers: list[socket.socket] | None = None  # None: not started
         self._is_closed = False
         self._owner = os.getpid()
 
@@ -70,31 +69,20 @@ class FillAhead:
         message = self._message(indices)
         if message and self._helpers is None:
             self._drawn.append(message)
-            self.look()
+            with contextlib.suppress(OSError):  # too few processes or descriptors
+                self._start_if_due()
         elif message:
             self._send(message)
 
-    def look(self) -> None:
-        """Starts the helpers once something is cached. Called for each batch."""
-        if self._helpers is None and not self._is_closed:
-            with contextlib.suppress(OSError):  # too few processes or descriptors
-                self._start_if_due()
-
     def close(self) -> None:
-        """Ends the helpers."""
+        """Ends the helpers, once they have finished a sample."""
         self._is_closed = True
         helpers, self._helpers = self._helpers or [], None
-        is_owner = os.getpid() == self._owner  # not a process that the script has forked
-        for mine, _ in helpers:
-            if is_owner:
+        for mine in helpers:
+            if os.getpid() == self._owner:  # not a process that the script has forked
                 with contextlib.suppress(OSError):
                     mine.shutdown(socket.SHUT_RDWR)  # also if another process has inherited it
             mine.close()
-        until = time.monotonic() + LEAVE_S
-        for _, pid in helpers if is_owner else ():
-            while time.monotonic() < until and not has_ended(pid):
-                time.sleep(LOOK_S)
-            kill(pid)
 
     def _message(self, indices: Index) -> bytes:
         """Positions in the whole dataset, and their type. Empty for indices that are not plain numbers."""
@@ -104,6 +92,8 @@ class FillAhead:
         try:
             while type(dataset) is Subset:
                 own, dataset = dataset.indices, dataset.dataset
+                if type(own) not in (list, tuple, range, np.ndarray):
+                    return b""
                 indices = [own[i] for i in indices]
             kinds = set(map(type, indices))
             kind = KINDS.get(kinds.pop()) if len(kinds) == 1 else None
@@ -113,7 +103,7 @@ class FillAhead:
         return message if len(message) <= MOST_BYTES else b""
 
     def _start_if_due(self) -> None:
-        """Starts them if something is cached: the process that stored it has decided about native threads."""
+        """Starts them if something is cached."""
         staged = self._staged()
         if staged is None or not staged.account.filled:
             return
@@ -125,74 +115,76 @@ class FillAhead:
         self._helpers = []
         count = self._count()
         for place in range(count):
-            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            mine.setblocking(False)
-            to_close = [mine, *(other for other, _ in self._helpers)]
-            parent = os.getpid()
-            try:
-                with own_fork(), signals.waits():
-                    pid = os.fork()
-                    if pid == 0:
-                        try:
-                            _main(staged, theirs, to_close, place, count, parent)
-                        finally:
-                            os._exit(0)
-            except OSError:
-                mine.close()
-                raise
-            finally:
-                theirs.close()
-            self._helpers.append((mine, pid))
+            self._helpers.append(_started(staged, place, count))
         for message in self._drawn:
             self._send(message)
         self._drawn.clear()
 
     def _send(self, message: bytes) -> None:
-        for mine, _ in self._helpers or ():
+        for mine in self._helpers or ():
             with contextlib.suppress(OSError):  # it is busy with earlier batches, or has ended
                 mine.send(message)
 
 
-def _main(
-    staged: Staged, tasks: socket.socket, to_close: Sequence[socket.socket], place: int, count: int, parent: int
-) -> None:
-    """Runs a helper. What its samples print, whoever makes the batch prints, too."""
+def _started(staged: Staged, place: int, count: int) -> socket.socket:
+    """Starts a helper. Returns the script's end of its socket. Raises OSError if the system allows none."""
+    script = os.pidfd_open(os.getpid())
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine.setblocking(False)
+    try:
+        with own_fork(), signals.waits():
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    if os.fork() == 0:
+                        _main(staged, theirs, script, place, count)
+                finally:
+                    os._exit(0)
+        with contextlib.suppress(ChildProcessError):  # the script ignores SIGCHLD
+            os.waitpid(pid, 0)
+    except OSError:
+        mine.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(script)
+    return mine
+
+
+def _main(staged: Staged, tasks: socket.socket, script: int, place: int, count: int) -> None:
+    """Runs a helper. ``script``: descriptor of the script's process (pidfd_open(2))."""
     gc.freeze()
     for number in signal.valid_signals():  # the script's handlers are for its own process
         if callable(signal.getsignal(number)):
             ends = number in (signal.SIGTERM, signal.SIGCHLD)
             signal.signal(number, signal.SIG_DFL if ends else signal.SIG_IGN)
-    for other in to_close:
-        other.close()
-    die_with_parent()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - the script may have replaced them
+    isolate.unshare({tasks.fileno(), script})
     os.nice(NICE)
     native_threads.cap_process()
     set_worker_info(0, 1, 0, staged.stands_for or staged.dataset)
     staged.look_again()
     with contextlib.suppress(OSError):
-        _serve(staged, tasks, place, count, parent)
+        _serve(staged, tasks, script, place, count)
 
 
-def _serve(staged: Staged, tasks: socket.socket, place: int, count: int, parent: int) -> None:
+def _serve(staged: Staged, tasks: socket.socket, script: int, place: int, count: int) -> None:
     waiting: list[Index] = []  # the last one comes first: it is needed last, so nobody else makes it now
     poll = select.poll()
     poll.register(tasks, select.POLLIN)
+    poll.register(script, select.POLLIN)
+    end_after = isolate.deadline()
     chunk = 1
     while True:
-        while poll.poll(0 if waiting else WAIT_S * 1000):
-            message = tasks.recv(MOST_BYTES)
+        end_after(0.0)
+        for fd, _ in poll.poll(0 if waiting else None):
+            message = b"" if fd == script else tasks.recv(MOST_BYTES)
             if not message:
                 return
             positions = np.frombuffer(message[1:], np.int64)
             indices = positions.tolist() if message[:1] == KINDS[int] else list(positions)
             waiting += indices[::-1][place::count][::-1]
             del waiting[:-MOST_WAITING]
-        if os.getppid() != parent:
-            return
+        end_after(LIMIT_S)
         wanted = [waiting.pop() for _ in range(min(chunk, len(waiting)))]
         began = time.monotonic()
         if wanted and not staged.fill_ahead(wanted):

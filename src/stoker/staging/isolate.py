@@ -32,7 +32,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -180,7 +180,7 @@ def tell_sample_time(seconds: float) -> None:
 def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> None:
     global _writer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    _end_after(limit_s)
+    deadline()(limit_s)
     processes.die_with_parent()
     with contextlib.suppress(OSError):
         os.nice(nice)
@@ -189,11 +189,9 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
     threading.excepthook = lambda _: None
     try:
         _record_looks()
-        _unshare(writer)
+        unshare({writer})
+        _protect_shared_memory()
         _writer = writer
-        warnings.showwarning = lambda *_, **__: None
-        # A handler may be the script's.
-        logging.Logger.handle = lambda *_: os.write(_output, b"logged")  # type: ignore[assignment,method-assign]
         sys.addaudithook(_refuse)
         with contextlib.suppress(OSError, AttributeError):
             _forbid_writing()
@@ -209,16 +207,23 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
         data = data[os.write(writer, data) :]
 
 
-def _end_after(seconds: float) -> None:
-    """Has the kernel kill this process. Not with SIGALRM, which the user's code may use for its own timeouts."""
+def deadline() -> Callable[[float], None]:
+    """Returns a function that has the kernel kill this process after some seconds; 0: not any more. Not with SIGALRM,
+    which the user's code may use for its own timeouts."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "timer_create"):  # glibc < 2.34
         libc = ctypes.CDLL("librt.so.1")
     event = ctypes.create_string_buffer(struct.pack("=Qii", 0, signal.SIGKILL, 0), 64)  # sigevent(3type): SIGEV_SIGNAL
-    timer, whole = ctypes.c_void_p(), int(seconds)
-    if libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:
-        until = struct.pack("@4l", 0, 0, whole, max(1, int((seconds - whole) * 1e9)))  # itimerspec(3type): once
+    timer = ctypes.c_void_p()
+    if libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)):
+        return lambda seconds: None
+
+    def end_after(seconds: float) -> None:
+        whole = int(seconds)
+        until = struct.pack("@4l", 0, 0, whole, int((seconds - whole) * 1e9))  # itimerspec(3type): once
         libc.timer_settime(timer, 0, until, None)
+
+    return end_after
 
 
 _effects: list[str] = []
@@ -227,6 +232,7 @@ _read: dict[str, None] = {}
 _places: dict[str, set[str]] = {}
 _unpickled: set[tuple[str, str]] = set()
 _output = -1
+_streams: list[object] = []
 _writer = -1  # of this child's pipe to its parent
 
 
@@ -360,10 +366,13 @@ def _stop(effect: str) -> None:
     raise SideEffect(_effects[0])
 
 
-def _unshare(keep: int) -> None:
-    """Replaces the files, connections and shared memory that a fork shares with its parent. ``keep``: descriptor to
-    leave alone."""
+def unshare(keep: Collection[int]) -> None:
+    """Replaces the files and connections that a forked child shares with its parent, and drops what it prints, warns of
+    or logs. ``keep``: descriptors to leave alone."""
     global _output
+    # A handler may be the script's.
+    logging.Logger.handle = lambda *_: os.write(_output, b"logged")  # type: ignore[assignment,method-assign]
+    warnings.showwarning = lambda *_, **__: None
     null = os.open(os.devnull, os.O_RDWR)
     _output = os.memfd_create("output")
     dead, other = socket.socketpair()
@@ -371,10 +380,11 @@ def _unshare(keep: int) -> None:
     os.dup2(null, 0)
     for fd in (1, 2):
         os.dup2(_output, fd)
+    _streams.extend((sys.stdout, sys.stderr))  # destroyed, they would write what the parent has in their buffers
     sys.stdout = sys.stderr = os.fdopen(os.dup(_output), "w", 1, "utf-8", "replace")
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
-        if fd in (0, 1, 2, keep, null, _output, sys.stdout.fileno(), dead.fileno()):
+        if fd in (0, 1, 2, *keep, null, _output, sys.stdout.fileno(), dead.fileno()):
             continue
         with contextlib.suppress(OSError):
             mode = os.fstat(fd).st_mode
@@ -384,7 +394,6 @@ def _unshare(keep: int) -> None:
                 os.dup2(dead.fileno(), fd, inheritable=False)
             elif stat.S_ISFIFO(mode):
                 os.dup2(null, fd, inheritable=False)
-    _protect_shared_memory()
 
 
 def _reopen(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""Decides under ``stoker run --apply`` how many processes fill a loader's cache beside those that make its batches."""
+"""Decides under ``stoker run --apply`` how many processes fill a loader's cache beside its own workers."""
 
 from __future__ import annotations
 
@@ -22,30 +22,27 @@ if TYPE_CHECKING:
 
 
 def helpers_of(loader: LoaderLike, known: ManagedDataset) -> FillAhead | None:
-    """Returns the helpers of a loader's coming epoch; None if its workers can be as many as there are cores, or if it
-    is known that there will be no cache. They start only once there is one."""
+    """Returns the helpers of a loader's coming epoch. They start only once there is a cache.
+
+    None: there will be no cache, or the loader's workers can be as many as there are cores. Also for a loader without
+    workers: the script's process makes samples in turn, may change files meanwhile, and has more native threads.
+    """
     has_cache = known.staged is not None or known.trial is not None
-    if (
-        not has_cache
-        or known.is_single_pass
-        or not loader._auto_collation
-        or isinstance(loader.num_workers, AutoWorkers)
-    ):
+    if not has_cache or known.is_single_pass or not loader._auto_collation or not int(loader.num_workers):
+        return None
+    if isinstance(loader.num_workers, AutoWorkers):
         return None
     return FillAhead(loader.dataset, lambda: known.staged, functools.partial(_count, weakref.ref(loader), known))
 
 
 def _count(made: weakref.ref[LoaderLike], known: ManagedDataset) -> int:
-    """One process for each core that makes no batches."""
+    """One process for each core that has no worker."""
     loader = made()
-    staged = known.staged
-    if loader is None or staged is None or known.staged_for(loader) is None:
+    if loader is None or known.staged_for(loader) is None:
         return 0
-    own, init = int(loader.num_workers), loader.worker_init_fn
-    if why_not(loader, threads=True) or held(loader.dataset) or (own and init is not None and not only_seeds(init)):
+    init = loader.worker_init_fn
+    if why_not(loader, threads=True) or held(loader.dataset) or (init is not None and not only_seeds(init)):
         return 0
     if method_of(loader.multiprocessing_context or torch.multiprocessing) != "fork":
         return 0  # a process that is started anew has another dataset
-    if not own and not staged.look_before_each_batch(loader.batch_size or 1):
-        return 0
-    return max(0, first_guess(loader)[0] - max(1, own))
+    return max(0, first_guess(loader)[0] - int(loader.num_workers))

@@ -60,7 +60,7 @@ def too_few_workers(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         stats.share,
         {"worker_busy_share": min(1.0, busy), "worker_ms_per_batch": service * 1e3},
-        f"num_workers={stats.cores} (now {workers})",
+        f"num_workers={stats.cores} (now {workers}), with which random augmentation draws other numbers",
         speedup(stats, stats.cores),
         {"num_workers": stats.cores},
     )
