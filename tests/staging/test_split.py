@@ -1263,3 +1263,18 @@ def test_workers_find_the_source_of_what_they_rewrite_parsed() -> None:
     source._tree_of.cache_clear()
     stoker.split(Kept())
     assert source._parsed.cache_info().currsize == 1
+
+
+class AtAnAddress(Dataset[Any]):
+    """The addresses of new objects decide."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> Any:
+        return np.arange(5000.0) ** 0.5 * (hash(object()) // 64 % 5)
+
+
+def test_what_depends_on_addresses_is_not_cached() -> None:
+    with pytest.raises(UsageError, match="cannot be split"):
+        stoker.Staged(AtAnAddress())

@@ -52,6 +52,7 @@ DRAWS = frozenset(("choice", "choices", "sample", "shuffle", "permutation", "uni
 DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", "poisson"))
 # What a ``__getitems__`` may name that makes one sample after the other.
 BY_SAMPLE = frozenset({"__getitem__", "range", "list", "tuple", "map", "append", "int"})
+MOST_SMALL = 256  # bytes
 SEED = 1000  # for samples made as a whole
 
 
@@ -102,6 +103,14 @@ def positions(n: int) -> list[int]:
     return [i for i in dict.fromkeys(wanted) if 0 <= i < n]
 
 
+def occupy(seed: int) -> list[object]:
+    """Takes some memory of each size of small objects. As long as it is held, new objects lie elsewhere, so that a sample
+    differs if it depends on their addresses: ``hash(object())``, ``id(x)``."""
+    count = random.Random(seed).randrange
+    sizes = [size for size in range(0, MOST_SMALL, 16) for _ in range(count(150))]
+    return [*(object() for _ in range(count(100, 1000))), *map(bytes, sizes)]
+
+
 class TrialSamples:
     """A few samples of a dataset. ``indices``: which; chosen here if empty. ``sampler``: the loader's, which supplies
     others if the dataset rejects these."""
@@ -134,6 +143,7 @@ class TrialSamples:
         self.variables: set[tuple[str, str]] = set()
         self._first = Executed(dataset)  # the code that ran for the first sample, and may have made something
         self._seed = SEED
+        self._occupied: list[object] = []  # see ``occupy``
         self._wholes: dict[str, Whole] = {}  # by the index's repr
         # indices of samples not loaded yet
         self.fresh: list[Index] = list(indices or positions(len(dataset)))
@@ -148,6 +158,7 @@ class TrialSamples:
     def seed(self, seed: int) -> RandomState:
         """Sets the random states for a seed, as in a process that has loaded nothing."""
         self.forget_results()
+        self._occupied = occupy(seed)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(seed)

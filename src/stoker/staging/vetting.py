@@ -29,6 +29,7 @@ from .inputs import Inputs
 from .isolate import output_size, run_isolated
 from .plan import Plan, Unplanned
 from .recompile import compiled_like, marked_lambda
+from .samples import occupy
 from .source import Function, NoSource, tree_of
 from .value_digests import Entry
 from .verify import make_unusable
@@ -146,9 +147,10 @@ class Vetting:
 
     def _is_same(self, made: object, make: Callable[[], object], code: Executed, moves: set[str]) -> bool:
         """Whether ``make`` gives the same in each run, and draws from no generators but ``moves``."""
-        is_same = True
+        is_same, occupied = True, list[object]()
         for k in range(RUNS):
             _seed(SEED + k)
+            occupied += occupy(SEED + k)
             before = self._states()
             try:
                 is_same = is_same and equal_bits(made, code.run(make) if k == 0 else make())
