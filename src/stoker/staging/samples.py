@@ -104,7 +104,7 @@ def positions(n: int) -> list[int]:
 
 
 def occupy(seed: int) -> list[object]:
-    """Takes some memory of each size of small objects. As long as it is held, new objects lie elsewhere, so that a sample
+    """Takes some memory of each size of small objects. As long as it is held, new objects lie elsewhere. So a sample
     differs if it depends on their addresses: ``hash(object())``, ``id(x)``."""
     count = random.Random(seed).randrange
     sizes = [size for size in range(0, MOST_SMALL, 16) for _ in range(count(150))]
