@@ -109,11 +109,12 @@ class FillAhead:
             return
         plan = None if staged.split is None else staged.split.plan
         left = 0 if plan is None else len(staged) - staged.account.filled
-        if plan is None or plan.head_s * left < LEAST_S or not staged.may_fill_ahead:
+        pays = plan is not None and plan.head_s * left >= LEAST_S and staged.may_fill_ahead
+        count = self._count() if pays else 0
+        if not count:
             self.close()
             return
         self._helpers = []
-        count = self._count()
         for place in range(count):
             self._helpers.append(_started(staged, place, count))
         for message in self._drawn:
