@@ -1,6 +1,6 @@
 """Processes that make the deterministic parts of coming samples, while a loader's own workers make its batches.
 
-More workers would draw other random numbers. So under ``--apply`` a loader whose samples draw keeps its workers.
+More workers would draw other random numbers. So under ``--apply`` a loader keeps the number of its workers.
 Deterministic parts draw nothing, and any process may make them. Helpers store them; the worker finds them in the cache.
 
 ::

@@ -50,7 +50,6 @@ from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.describe import name_of
 from ..loader.loader_state import state_of
-from ..sampling.worker_init import only_seeds
 from ..staging.fill_ahead import FillAhead
 from ..staging.inputs import functions_of
 from ..staging.late_plan import LateHere, LatePlan
@@ -73,7 +72,6 @@ from .given_workers import (
     watch_draws,
     why_none,
     why_other_bits,
-    why_other_numbers,
 )
 from .managed_dataset import ManagedDataset, as_script_made_it
 
@@ -157,20 +155,17 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
     if not _is_manageable(loader):
         return EpochChoice(_stream_with_cache(loader, applied))
     state = state_of(loader)
-    if state.own_workers is not None and int(loader.num_workers) > state.own_workers:
+    if state.own_workers == 0 and int(loader.num_workers) > 0:
         taken = take_back(loader)
         if taken:
             entry = _entries[name_of(loader)][0]
-            own = int(loader.num_workers)
-            entry |= {"reason": f"kept {own}: {taken}", "to": {**entry["to"], "num_workers": own}}
+            entry |= {"reason": f"kept 0: {taken}", "to": {**entry["to"], "num_workers": 0}}
     known = _manage(loader, applied)
-    is_given = state.own_workers is not None and int(loader.num_workers) > state.own_workers
+    is_given = state.own_workers == 0 and int(loader.num_workers) > 0
     state.changed = None
     if is_given and known.found is not None:
-        changes = ScriptChanges(loader, known.found, known.staged)
-        applied_to(loader).given_for = applied_to(loader).given_for or changes
-        if state.own_workers == 0:
-            state.changed = changes  # other workers do not see changes within an epoch
+        state.changed = ScriptChanges(loader, known.found, known.staged)
+        applied_to(loader).given_for = applied_to(loader).given_for or state.changed
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
     kept_epochs.decide(loader, known.found, known.staged)
     in_script = known.is_for_script(loader)
@@ -386,9 +381,7 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
     # collate function and whether its samples draw random numbers are known.
     may_collate = not is_plain(loader.collate_fn)
     is_open = known.waits or known.trial is not None or may_collate or UNSEEN in reason
-    applied.is_undecided = (
-        count == own and not why_own_count and is_open and own < (first_guess(loader)[0] if own else 1)
-    )
+    applied.is_undecided = count == own == 0 and not why_own_count and is_open
     name = name_of(loader)
     applied.entry = entry = entries[name] = {} if applied.entry is None else applied.entry
     _entries[name] = entry, known, weakref.ref(loader)
@@ -404,17 +397,11 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
 def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     """Returns the worker count for a loader whose settings are its own, and the reason."""
     own, found = int(loader.num_workers), known.found
-    if found is None and not own:  # a script may make thousands of loaders, and a guess reads a dozen files
-        return own, f"kept {own}: {known.reason}"
+    if own:  # a rare sample may draw in a way that neither its code nor the trial shows
+        return own, f"kept {own}: each worker draws its own random numbers, so more of them might make other samples"
+    if found is None:  # a script may make thousands of loaders, and a guess reads a dozen files
+        return 0, f"kept 0: {known.reason}"
     guess, why = first_guess(loader)
-    if own >= guess:
-        return own, f"kept {own}: {why}"
-    if found is None:
-        return own, f"kept {own}: {known.reason}"
-    if own:
-        stays = _why_own_count(loader) or ("loading a sample may change data that others read" if found.writes else "")
-        stays = stays or why_other_numbers(loader, found)
-        return (own, f"kept {own}: {stays}") if stays else (guess, why)
     cannot = _why_given_none(loader, known, found, guess)
     return (0, f"kept 0: {cannot}") if cannot else (guess, why)
 
@@ -433,7 +420,7 @@ def _why_given_none(loader: LoaderLike, known: ManagedDataset, found: TrialResul
     is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
     if is_tiny and not collates_long(loader):
         return f"a batch takes {served_s * size * 1e3:.2g} ms"
-    cannot = _why_own_count(loader) or why_none(loader, found, workers) or why_other_bits(loader)
+    cannot = _why_alone(loader) or why_none(loader, found, workers) or why_other_bits(loader)
     known.set_threads_matter(bool(cannot))
     return cannot
 
@@ -443,16 +430,13 @@ def _functions_of(loader: LoaderLike) -> Iterable[types.FunctionType]:
     return functions_of(loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,))
 
 
-def _why_own_count(loader: LoaderLike) -> str:
-    """Why more workers than a loader has would change its samples; "" if they would not."""
+def _why_alone(loader: LoaderLike) -> str:
+    """Why samples in workers would be others than in the script's process; "" if they would not."""
     handle = held(loader.dataset)
     if handle:
         return f"{handle}, which several processes would have to share"
-    if any("get_worker_info" in names_in(original(f.__code__))[1] for f in _functions_of(loader)):
-        return "samples may depend on the number of workers, which get_worker_info() tells"
-    init = loader.worker_init_fn if int(loader.num_workers) else None
-    is_other = init is not None and not only_seeds(init)
-    return "worker_init_fn may set up each worker differently" if is_other else ""
+    asks = any("get_worker_info" in names_in(original(f.__code__))[1] for f in _functions_of(loader))
+    return "samples may depend on the number of workers, which get_worker_info() tells" if asks else ""
 
 
 def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from ..core.compare import equal_bits
-from ..core.marked_code import original
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index, LoaderLike, MapDataset
 from ..loader.loader_state import state_of
@@ -31,10 +30,8 @@ from ..staging.change_watch import shortly
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs, functions_of
-from ..staging.samples import may_draw
 from ..staging.store.decode import stored_copy
 from ..staging.trial import TrialResult
-from ..staging.users_code import names_in
 from ..workers.fetcher import is_plain
 from ..workers.native_threads import OneThread
 from .applied_loader import Draws, applied_to
@@ -81,27 +78,10 @@ def take_back(loader: LoaderLike) -> str:
     if not changed:
         return ""
     state = state_of(loader)
-    loader.num_workers, state.own_workers = state.own_workers or 0, None
-    if not loader.num_workers:
-        loader.prefetch_factor = None
+    loader.num_workers, loader.prefetch_factor, state.own_workers = 0, None, None
     applied.draws, applied.given_for = Draws(), None
     applied.is_undecided = applied.was_taken_back = changed != EFFECTS
     return changed
-
-
-def why_other_numbers(loader: LoaderLike, found: TrialResult) -> str:
-    """Why a loader with workers might make other batches if it had more of them; "" if it would not."""
-    functions = () if loader.collate_fn is None else functions_of(loader.collate_fn)
-    collate_may = any(may_draw(names_in(original(f.__code__))[1]) for f in functions)
-    has_generators = find_generators(loader.dataset, loader.collate_fn)
-    if found.draws or found.may_draw or collate_may or has_generators or applied_to(loader).was_taken_back:
-        return "loading its batches may draw random numbers, and each worker draws its own"
-    sampler = own_sampler(loader)
-    if sampler:
-        return f"{sampler} is the script's own, and more workers would ask it for batches earlier"
-    if found.compare_s > MOST_SHARE * found.sample_s * len(loader.dataset) / int(loader.num_workers):
-        return "whether a change between epochs lets its batches draw random numbers takes too long to find"
-    return ""
 
 
 def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
