@@ -195,10 +195,24 @@ def test_rare_branches(helped: Helpers, capfd: pytest.CaptureFixture[str], kind:
 
 def test_changes_within_an_epoch_come_with_the_next_one(helped: Helpers) -> None:
     def change(k: int, loader: DataLoader[Any]) -> None:
-        if k in (2, 9):
-            loader.dataset.gain = 2.0 if k == 2 else 1.0  # type: ignore[attr-defined]
+        if k in (0, 9):  # after workers have been started, and before helpers are
+            loader.dataset.gain = 2.0 if k == 0 else 1.0  # type: ignore[attr-defined]
+        if k == 4 and helped:
+            let_helpers_go_first()
 
-    assert equal_bits(epochs(Loader, Waves(), 3, change), epochs(DataLoader, Waves(), 3, change))
+    def let_helpers_go_first() -> None:
+        """Until they have stored what the worker has not begun, or have ended. If they have stored it, nothing shows."""
+        worker = next(child for child in psutil.Process().children())
+        worker.suspend()
+        staged = next(known.staged for known in apply._datasets if known.staged is not None)
+        filled, until = staged.account.filled, time.monotonic() + 1.0
+        while staged.account.filled < filled + 2 and time.monotonic() < until:
+            os.sched_yield()
+        worker.resume()
+
+    found = epochs(Loader, Waves(), 3, change)
+    assert helped
+    assert equal_bits(found, epochs(DataLoader, Waves(), 3, change))
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])

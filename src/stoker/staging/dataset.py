@@ -393,6 +393,11 @@ class Staged(Wrapper):
         if self._filler.elsewhere is not None:
             self._filler.elsewhere.look_again()
 
+    def begin_in_helper(self) -> None:
+        """Begins in a process that was forked within an epoch: the script may have changed the dataset since."""
+        self._watch.forks_are_same = False
+        self.look_again()
+
     def begin_as_forked(self) -> None:
         """Begins an epoch in a worker that equals one forked now: the script's process has looked for changes."""
         self._watch.forked_anew()

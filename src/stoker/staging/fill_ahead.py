@@ -163,7 +163,7 @@ def _main(staged: Staged, tasks: socket.socket, script: int, place: int, count: 
     os.nice(NICE)
     native_threads.cap_process()
     set_worker_info(0, 1, 0, staged.stands_for or staged.dataset)
-    staged.look_again()
+    staged.begin_in_helper()
     with contextlib.suppress(OSError):
         _serve(staged, tasks, script, place, count)
 
