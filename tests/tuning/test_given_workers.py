@@ -568,3 +568,29 @@ def test_a_loader_with_workers_does_not_share_sums_with_one_without(applied: dic
         for workers in (first, 1 - first) * 2:
             settings = {"batch_size": BATCH, "num_workers": workers}
             assert equal_bits(list(Loader(data, **settings)), list(DataLoader(data, **settings)))
+
+
+class RarelyDropped(Sines):
+    """Neither the code of its samples nor the trial shows that some draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then = torch.nn.Dropout(0.5)
+
+    def __getitem__(self, i: int) -> Any:
+        x = super().__getitem__(i)
+        return self.then(x) if i == N - 5 else x
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rare_samples_that_draw_unseen(
+    applied: dict[str, Any], shuffle: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(cls: type[DataLoader[Any]]) -> list[Any]:
+        torch.manual_seed(4)
+        loader = cls(RarelyDropped(), batch_size=BATCH, shuffle=shuffle)
+        return [[(x, torch.rand(1)) for x in loader] for _ in range(EPOCHS)]
+
+    found = made(Loader)
+    assert "some samples draw random numbers" in capsys.readouterr().err
+    assert equal_bits(found, made(DataLoader))

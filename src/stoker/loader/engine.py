@@ -337,6 +337,7 @@ def _pool(
         standby=standby,
         late=None if threads or nodes is not None else state.late,
         helpers=state.helpers,
+        drew=state.drew,
         keep=functools.partial(state.keep, state.kept_since) if keeps else None,
         keep_until=state.keeps_workers,
         kept=state.take_kept(keeps),

@@ -165,17 +165,18 @@ def here(
     auto_collation: bool,
     collate_fn: Collate,
     drop_last: bool,
-    seeds: Callable[[], tuple[int, int]],
+    seeds: Callable[[], tuple[int, int]] | None,
 ) -> Callable[[int, Index], Batch]:
     """Returns a function that makes batches of a map-style dataset in this process, as any worker would make them, from
-    task number and indices."""
+    task number and indices. ``seeds``: base seed and epoch; None: from the generators as they are, as without
+    workers."""
     fetch = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, auto_collation, collate_fn, drop_last).fetch
     fetch = gathered(dataset, auto_collation, collate_fn, fetch) or fetch
     object_seeds: ObjectSeeds | None = None
 
     def make(number: int, indices: Index) -> Batch:
         nonlocal object_seeds
-        if isinstance(fetch, RowGather):  # draws no random numbers
+        if seeds is None or isinstance(fetch, RowGather):  # which draws no random numbers
             return fetch(indices)
         if object_seeds is None:
             object_seeds = ObjectSeeds(dataset, collate_fn)

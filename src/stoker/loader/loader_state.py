@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import Failure
-    from ..workers.protocol import Helpers, LateDataset
+    from ..workers.protocol import Helpers, LateDataset, SharedFlag
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
     from .auto.in_process import InProcessTrial
@@ -49,6 +49,7 @@ class LoaderState:
         # describes what the script changed since the epoch began, which workers would miss; "" for nothing. Only for
         # workers that ``--apply`` gave to a loader without any
         self.changed: Callable[[], str] | None = None
+        self.drew: SharedFlag | None = None  # for these workers: see ``WorkerSpec``
         # the script's dataset and collate function, while an iterator is created with others (``engine.with_dataset``)
         self.own: tuple[Any, Any] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``

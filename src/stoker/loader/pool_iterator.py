@@ -212,6 +212,7 @@ class PoolIter(_BaseDataLoaderIter):
             places=partition.places,
             ranks=(self._cursor.rank, self._cursor.ranks),
             late=plan.late,
+            drew=plan.drew,
             kept=plan.keep is not None,
         )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..transport.thread_slots import HeapWriter
     from ..workers.elsewhere import OtherMachines
     from ..workers.faults.error_log import ErrorLog
-    from ..workers.protocol import Helpers, LateDataset
+    from ..workers.protocol import Helpers, LateDataset, SharedFlag
     from ..workers.rng_watch import GlobalRngUse
     from .kept_workers import KeptWorkers
 
@@ -63,5 +63,6 @@ class PoolPlan:
     keep: Callable[[KeptWorkers], None] | None = None
     keep_until: float = 0.0  # they end then also if it is later than this, by ``time.monotonic``
     kept: KeptWorkers | None = None  # workers of the last epoch
+    drew: SharedFlag | None = None  # raised by workers whose batches draw; None: they may
     helpers: Helpers | None = None  # are told which batches come; None: there are none
     late: LateDataset | None = None  # gives workers a cache in the middle of their epoch; None: nothing does

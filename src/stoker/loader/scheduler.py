@@ -232,7 +232,7 @@ class Scheduler:
         changes = self._retreat.changed()
         if changes:
             result.drop()
-            self._go_home(f"the script changes what batches are made from, between batches: {changes}")
+            self._go_home(f"workers would make other batches: {changes}")
         return bool(changes)
 
     def _run_here(self, task: InFlight) -> Result | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..core.types import JsonObject, LoaderLike
 from ..loader.loader_state import state_of
 from ..staging.inputs import Inputs
+from ..staging.store.memory import Flag
 from .cached_epochs import CachedEpochs
 
 
@@ -27,6 +28,7 @@ class AppliedLoader:
     draws: Draws = field(default_factory=Draws)
     # describes what has changed since a loader without workers was given some; "" for nothing
     given_for: Callable[[], str] | None = None
+    drew: Flag | None = None  # raised by these workers when making a batch drew random numbers
     was_taken_back: bool = False  # the script has changed its dataset since
     # persistent workers of a class with its own iterators were started with the cache
     has_cache_in_workers: bool = False

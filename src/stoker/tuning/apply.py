@@ -54,6 +54,7 @@ from ..staging.fill_ahead import FillAhead
 from ..staging.inputs import functions_of
 from ..staging.late_plan import LateHere, LatePlan
 from ..staging.samples import may_draw
+from ..staging.store.memory import Flag
 from ..staging.streams import dataset_inside
 from ..staging.trial import TrialResult
 from ..staging.users_code import names_in
@@ -162,10 +163,13 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
             entry |= {"reason": f"kept 0: {taken}", "to": {**entry["to"], "num_workers": 0}}
     known = _manage(loader, applied)
     is_given = state.own_workers == 0 and int(loader.num_workers) > 0
-    state.changed = None
+    state.changed = state.drew = None
     if is_given and known.found is not None:
-        state.changed = ScriptChanges(loader, known.found, known.staged)
-        applied_to(loader).given_for = applied_to(loader).given_for or state.changed
+        record = applied_to(loader)
+        changes = ScriptChanges(loader, known.found, known.staged)
+        changes.drew = record.drew = record.drew or Flag()
+        record.given_for = record.given_for or changes
+        state.changed, state.drew = changes, changes.drew
     staged, collate_fn = known.staged_for(loader), known.collate_for(loader)
     kept_epochs.decide(loader, known.found, known.staged)
     in_script = known.is_for_script(loader)

@@ -31,6 +31,7 @@ from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs, functions_of
 from ..staging.store.decode import stored_copy
+from ..staging.store.memory import Flag
 from ..staging.trial import TrialResult
 from ..workers.fetcher import is_plain
 from ..workers.native_threads import OneThread
@@ -39,6 +40,7 @@ from .cached_epochs import WORTH, Epoch
 
 UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
 EFFECTS = "some samples change or print something"
+DREW = "some samples draw random numbers"
 TRIED = 16  # samples made with one thread and with several
 FIRST_TRIED = 4  # no more than these if no other thread takes part in making them
 OTHERS_SHARE = 0.1  # of processor time, from which on other threads take part
@@ -59,11 +61,15 @@ class ScriptChanges:
         self._opened = found.opened or {}
         self._before = Inputs(*self._made_from).let_go()
         self.is_complete = not self._before.why_incomplete(self._opened)
+        # Raised by workers: a rare sample may draw in a way that neither code nor trial shows.
+        self.drew: Flag | None = None
 
     def __call__(self) -> str:
         """Describes what has changed; "" if nothing has."""
         if self._staged is not None and self._staged.has_effects:
             return EFFECTS
+        if self.drew is not None and self.drew.is_up:
+            return DREW
         return shortly(self._before.changes(Inputs(*self._made_from), self._opened))
 
 
@@ -80,7 +86,7 @@ def take_back(loader: LoaderLike) -> str:
     state = state_of(loader)
     loader.num_workers, loader.prefetch_factor, state.own_workers = 0, None, None
     applied.draws, applied.given_for = Draws(), None
-    applied.is_undecided = applied.was_taken_back = changed != EFFECTS
+    applied.is_undecided = applied.was_taken_back = changed not in (EFFECTS, DREW)
     return changed
 
 

@@ -86,6 +86,15 @@ class Helpers(Protocol):
     def close(self) -> None: ...
 
 
+class SharedFlag(Protocol):
+    """A flag that any process may raise, and none lowers: ``staging.store.memory.Flag``."""
+
+    @property
+    def is_up(self) -> bool: ...
+
+    def raise_it(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """All that a worker needs to know, like the arguments of torch's ``_worker_loop``."""
@@ -117,6 +126,7 @@ class WorkerSpec:
     places: tuple[ShardStart, ...] = ()  # where each part started, if parts were redistributed among the ranks
     ranks: tuple[int, int] = (0, 1)  # rank of the training process, and number of ranks
     late: LateDataset | None = None  # may later replace the dataset; None: nothing will
+    drew: SharedFlag | None = None  # raised when making a batch moved a random generator; None: nobody asks
     # the workers may serve later iterators, for each of which they begin anew; see ``loader.kept_workers``
     kept: bool = False
     # eventfd(2), a semaphore with a token for each worker while they wait for the loader's next iterator; -1: none

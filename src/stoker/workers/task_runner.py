@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -264,12 +265,23 @@ class TaskRunner:
                 return self._fetcher.retry(guard, indices.indices, indices.bad)
             if self._fetcher.guard is not None:
                 self._begin_guard(self._fetcher.guard, epoch, number)
-            return self._fetcher.run(indices)
+            with self._noting_draws():
+                return self._fetcher.run(indices)
         except Exception as e:
             if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
                 self.exhausted = True
                 return None
             return self.error()
+
+    @contextlib.contextmanager
+    def _noting_draws(self) -> Iterator[None]:
+        drew = self.spec.drew
+        before = None if drew is None or drew.is_up else RandomState()
+        try:
+            yield
+        finally:
+            if drew is not None and before is not None and before.moved():
+                drew.raise_it()
 
     def probe(self, task: RetryTask) -> None:
         """Loads each sample of a task alone. Restores the random state."""

@@ -116,7 +116,9 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> tuple[MakeB
     if state.own_workers == 0 and state.own is not None:
         dataset, collate_fn = state.own  # a cache may hold samples from before the script changed the dataset
     settings = dataset, loader._auto_collation, collate_fn, loader.drop_last
-    made = here(*settings, lambda: (cursor.base_seed, cursor.epoch))
+    # Without workers of the script's own, batches that draw must draw from the script's generators.
+    seeds = None if state.own_workers == 0 else lambda: (cursor.base_seed, cursor.epoch)
+    made = here(*settings, seeds)
     if place is not None:
         return place.timed(made), leaves
 

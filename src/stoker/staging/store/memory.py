@@ -110,6 +110,27 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Flag:
+    """A flag that all processes share: raised once, by any of them."""
+
+    def __init__(self) -> None:
+        self.__setstate__(MemoryTables(1))
+
+    def __getstate__(self) -> MemoryTables:
+        return self._memory
+
+    def __setstate__(self, memory: MemoryTables) -> None:
+        self._memory = memory
+        self._value = memory.table("flag", np.uint8, 1, 0)
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self._value[0])
+
+    def raise_it(self) -> None:
+        self._value[0] = 1
+
+
 class MemoryTables:
     """Tables in an anonymous file (memfd_create(2)), which limits of ``/dev/shm`` do not affect. Forked workers inherit
     it, spawned ones receive its descriptor. Only written pages take memory. Raises OSError if the system does not
