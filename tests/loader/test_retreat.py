@@ -113,16 +113,17 @@ def epoch(loader: Any, begun: Callable[[], None] = lambda: None) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [auto, Applied])
-@pytest.mark.parametrize("first", [0, 30])
+@pytest.mark.parametrize(("make", "first"), [(auto, 0), (auto, 30), (Applied, 0)])
 def test_workers_that_hang_on_a_lock_go_away(
     make: Any, first: int, held: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Order and draws of the epoch are those that workers would have made; later loaders of the process get none."""
+    """Order and draws of the epoch are those that workers would have made, or the script's own process, for a loader
+    that it made without; later loaders of the process get none."""
     loader = make(Locks(first))
     got = epoch(loader, held)
     assert capsys.readouterr().err.count("without workers: Worker (pid ") == 1
-    assert got == [[x.tolist() for x in batch] for batch in seeded_as_by_workers(Locks(first))]
+    expected = seeded_as_by_workers(Locks(first)) if make is auto else DataLoader(Locks(first), batch_size=4)
+    assert got == epoch(expected)
     assert int(loader.num_workers) == 0
     assert len(epoch(loader)) == 12  # no worker hangs again
     other = auto(Locks(first))
