@@ -163,6 +163,7 @@ def wait_until_filled(k: int, loader: DataLoader[Any]) -> None:
         os.sched_yield()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "how",
     [
@@ -182,6 +183,7 @@ def test_helpers_fill_the_cache_and_nothing_differs(helped: Helpers, how: dict[s
     assert not {child.pid for child in psutil.Process().children(recursive=True)} & set(helped.pids)
 
 
+@pytest.mark.slow
 def test_a_subset_asks_for_its_own_samples(helped: Helpers) -> None:
     half = Subset(Subset(Waves(), list(range(N - 1, 7, -1))), np.arange(0, N - 8, 2))  # type: ignore[arg-type]
     found = epochs(Loader, half, 3)
@@ -189,6 +191,7 @@ def test_a_subset_asks_for_its_own_samples(helped: Helpers) -> None:
     assert equal_bits(found, epochs(DataLoader, half, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rare noise", "rare line", "rare error"])
 def test_rare_branches(helped: Helpers, capfd: pytest.CaptureFixture[str], kind: str) -> None:
     def made(cls: type[DataLoader[Any]]) -> tuple[list[Any], list[str]]:
@@ -204,6 +207,7 @@ def test_rare_branches(helped: Helpers, capfd: pytest.CaptureFixture[str], kind:
     assert len(lines) in (len(lines_wanted), len(lines_wanted) + 1)  # docs/concepts/exact.md: twice the first time
 
 
+@pytest.mark.slow
 def test_changes_within_an_epoch_come_with_the_next_one(helped: Helpers) -> None:
     def change(k: int, loader: DataLoader[Any]) -> None:
         if k in (0, 9):  # after workers have been started, and before helpers are
@@ -226,6 +230,7 @@ def test_changes_within_an_epoch_come_with_the_next_one(helped: Helpers) -> None
     assert equal_bits(found, epochs(DataLoader, Waves(), 3, change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_a_helper_that_dies_or_stops_changes_nothing(helped: Helpers, kill: int) -> None:
     def hit(k: int, loader: DataLoader[Any]) -> None:
@@ -239,6 +244,7 @@ def test_a_helper_that_dies_or_stops_changes_nothing(helped: Helpers, kill: int)
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_loop_that_breaks_leaves_no_process(helped: Helpers) -> None:
     def some(cls: type[DataLoader[Any]]) -> list[Any]:
         torch.manual_seed(3)
@@ -256,6 +262,7 @@ def test_a_loop_that_breaks_leaves_no_process(helped: Helpers) -> None:
     helped.wait_for_their_end()
 
 
+@pytest.mark.slow
 def test_no_helpers_if_worker_init_fn_sets_up_workers(helped: Helpers) -> None:
     assert equal_bits(
         epochs(Loader, Waves(), worker_init_fn=set_up), epochs(DataLoader, Waves(), worker_init_fn=set_up)
@@ -263,11 +270,13 @@ def test_no_helpers_if_worker_init_fn_sets_up_workers(helped: Helpers) -> None:
     assert not helped
 
 
+@pytest.mark.slow
 def test_no_helpers_for_a_loader_without_workers(helped: Helpers) -> None:
     assert equal_bits(epochs(Loader, Waves(), num_workers=0), epochs(DataLoader, Waves(), num_workers=0))
     assert not helped
 
 
+@pytest.mark.slow
 def test_no_helpers_while_a_thread_runs_the_scripts_code(helped: Helpers) -> None:
     over = threading.Event()
     thread = threading.Thread(target=lambda: over.wait(DEADLINE_S))
@@ -295,6 +304,7 @@ class ByDescriptor(Waves):
         return torch.from_numpy(np.frombuffer(first + rest).copy() + x[:10]) * torch.rand(1)
 
 
+@pytest.mark.slow
 def test_a_helper_does_not_move_the_position_of_a_file(helped: Helpers, tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
     path.write_bytes(np.arange(N * 10.0).tobytes())
@@ -349,6 +359,7 @@ class RarelyDropped(Waves):
         return self.then(x) if i == 5 else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rare_samples_draw_what_the_scripts_own_workers_draw(helped: Helpers, workers: int) -> None:
     found = epochs(Loader, RarelyDropped(), 4, num_workers=workers)

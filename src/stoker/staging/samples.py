@@ -107,8 +107,8 @@ def occupy(seed: int) -> list[object]:
     """Takes some memory of each size of small objects. As long as it is held, new objects lie elsewhere. So a sample
     differs if it depends on their addresses: ``hash(object())``, ``id(x)``."""
     count = random.Random(seed).randrange
-    sizes = [size for size in range(0, MOST_SMALL, 16) for _ in range(count(150))]
-    return [*(object() for _ in range(count(100, 1000))), *map(bytes, sizes)]
+    sizes = [size for size in range(0, MOST_SMALL, 16) for _ in range(count(40))]
+    return [*(object() for _ in range(count(64, 600))), *map(bytes, sizes)]
 
 
 class TrialSamples:
