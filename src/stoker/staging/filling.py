@@ -224,7 +224,7 @@ class Filler:
         if self.vetting.new():  # threads record branches in one place: which sample took a new one is unknown
             made = {}
         parts = {k: made[at] for at, k in enumerate(misses) if at in made}
-        self._one_by_one(store, indices, where, [k for k in misses if k not in parts], states, parts)
+        parts |= self._one_by_one(store, indices, where, [k for k in misses if k not in parts], states)
         return {k: part for k, part in parts.items() if part is not None}
 
     def _one_by_one(
@@ -234,9 +234,9 @@ class Filler:
         where: NDArray[np.int64],
         misses: list[int],
         states: RandomState | None,
-        parts: dict[int, MadePart | None],
-    ) -> None:
-        """Adds what ``_parts`` returns to ``parts``; last, what another process has begun to make."""
+    ) -> dict[int, MadePart | None]:
+        """Makes what ``_parts`` returns, one after the other; last, what another process has begun to make."""
+        parts: dict[int, MadePart | None] = {}
         postponed: list[int] = []
         for group in (misses, [] if self.leaves_begun else postponed):
             for k in group:
@@ -248,6 +248,7 @@ class Filler:
                     postponed.append(k)
                 else:
                     parts[k] = self._part(indices[k], states)
+        return parts
 
     def _may_keep_together(self, samples: Sequence[Sample], make: Callable[[], object], took_s: float) -> bool:
         """Whether samples made by one call may be cached. New branches are vetted with single samples first: 64 texts

@@ -76,7 +76,6 @@ class TrialResult(NamedTuple):
     folders: Mapping[str, Collection[str]] = {}  # where the trial's samples looked, with kinds: see ``source_files``
     has_no_effects: bool = False  # nor is anything printed, logged or written
     may_write: bool = True  # loading a sample may, in some branch, change something that another one reads
-    writes: bool = True  # the same, without what libraries' objects change in themselves
     in_turn: bool = True  # the same, without what libraries' objects change and the cached part does not read
     # and a copy of the dataset may share that: a global variable, an attribute of a class, a list that is appended to
     writes_elsewhere: bool = True
@@ -179,7 +178,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Changing) -> Tri
 def _with_writes(found: TrialResult, samples: TrialSamples) -> TrialResult:
     """Adds what the user's code may change while it makes a sample."""
     if not samples.loaded:
-        return found._replace(may_write=True, writes=True, in_turn=True, writes_elsewhere=True)
+        return found._replace(may_write=True, in_turn=True, writes_elsewhere=True)
     names, changed = samples.may_write, [*samples.changes, *samples.filled]
     own = {name for name, _ in attributes_of(samples.dataset)} & samples.assigned
     elsewhere = not names <= own  # a copy of the dataset shares what its attributes hold: ``self.hits.append(i)``
@@ -189,7 +188,7 @@ def _with_writes(found: TrialResult, samples: TrialSamples) -> TrialResult:
     scratch = found.plan.scratch if found.plan else set()
     in_turn = writes or not all(lies_in(path, scratch) for path in samples.changes)
     may_write = bool(samples.changes or names)
-    return found._replace(may_write=may_write, writes=writes, in_turn=in_turn, writes_elsewhere=elsewhere)
+    return found._replace(may_write=may_write, in_turn=in_turn, writes_elsewhere=elsewhere)
 
 
 def _found(samples: TrialSamples, until: float, changing: Changing) -> TrialResult:

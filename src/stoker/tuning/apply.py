@@ -1,4 +1,4 @@
-"""``stoker run --apply``: adds stoker's engine, cache and worker count to loaders of an unchanged script.
+"""``stoker run --apply``: adds stoker's engine and a cache to an unchanged script's loaders, and workers to some.
 
 What happens to a loader::
 
@@ -11,9 +11,9 @@ What happens to a loader::
                         it has not: the epoch begins without a cache, and gets it when the trial has ended
                         (``staging.late_plan``). A loader that gets no workers in any case does not wait
 
-The worker count is decided when a loader is first iterated. A loader without workers is reconsidered until its trial
-has ended and it is known whether making its batches draws random numbers; if it does, the loader gets none. A failure
-here leaves the loader as the script made it.
+A loader with workers keeps their number. One without is reconsidered until its trial has ended and it is known whether
+making its batches draws random numbers; if it does, it gets none. A failure here leaves the loader as the script made
+it.
 """
 
 from __future__ import annotations
