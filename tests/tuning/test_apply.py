@@ -162,7 +162,11 @@ def test_what_changes_in_each_epoch_does_not_keep_trials_going(
     filled = []
     for epoch in range(8):
         data.epoch = epoch  # type: ignore[attr-defined]
-        assert len(list(loader)) == 8
+        batches = iter(loader)
+        next(batches)
+        with monkeypatch.context() as patch:  # on a busy machine the trial may end within the epoch
+            patch.setattr(Trial, "wait", lambda trial, s: False)
+            assert len(list(batches)) == 7
         (known,) = apply._datasets
         assert known.trial is None or known.trial.wait(60)
         filled.append(0 if known.staged is None else known.staged.account.filled)

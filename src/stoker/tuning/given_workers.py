@@ -46,6 +46,7 @@ FIRST_TRIED = 4  # no more than these if no other thread takes part in making th
 OTHERS_SHARE = 0.1  # of processor time, from which on other threads take part
 TINY_BATCH_S = 0.002  # faster batches stay in the script's own process
 MOST_SHARE = 0.05  # of the time between two batches that comparing may take
+ROUGHLY = 4.0  # by which factor the trial's measurement of it may be too long
 
 
 class ScriptChanges:
@@ -104,14 +105,14 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
         return f"{sampler} is the script's own, and workers would ask it for batches ahead of time"
     batch_s = (found.sample_s + found.collate_s) * (loader.batch_size or 1) / workers
     took_s = found.compare_s
-    if took_s <= MOST_SHARE * batch_s:  # by the trial
+    if took_s <= ROUGHLY * MOST_SHARE * batch_s:  # by the trial, whose child has cold caches
         drawn = _drawn(loader, found)
         if drawn:
             return drawn
         compare = ScriptChanges(loader, found)
         if not compare.is_complete:
             return "whether the script changes data between batches cannot be seen"
-        took_s = min(_seconds(compare) for _ in range(3))  # with the collate function
+        took_s = min(_seconds(compare) for _ in range(5))  # with the collate function
     if took_s <= MOST_SHARE * batch_s:
         return ""
     return (
