@@ -56,8 +56,6 @@ import numpy as np
 import torch
 
 T = TypeVar("T", bound=ast.AST)
-LoopStatement = TypeVar("LoopStatement", ast.For, ast.While)
-WithStatement = TypeVar("WithStatement", ast.With, ast.AsyncWith)
 Comprehension = TypeVar("Comprehension", bound=ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
 
 MOST = 1 << 14  # branches of all functions together
@@ -71,18 +69,8 @@ _MARK = "\0stoker-mark"
 _FIRST = "\0stoker-first"  # placeholders for ``_marks_first``, ``_marks_callee`` and ``_marks_none``
 _CALLEE, _NONE = "\0stoker-callee", "\0stoker-none"
 # what takes system entropy where its seed is None
-SEEDED = {
-    "default_rng",
-    "Random",
-    "RandomState",
-    "SeedSequence",
-    "seed",
-    "PCG64",
-    "PCG64DXSM",
-    "MT19937",
-    "Philox",
-    "SFC64",
-}
+SEEDED = {"default_rng", "Random", "RandomState", "SeedSequence", "seed"}
+SEEDED |= {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
 KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # index types
 SCOPE = "_stoker_scope"  # function around the code to be compiled
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -153,12 +141,6 @@ class Vetted:
                 self._made[k] = self.SAME if is_same else self.DIFFERS
 
 
-def with_marks(module: ast.Module, file: str) -> ast.Module:
-    """Instruments a syntax tree so that each branch records that it ran. Compile it, then call ``bind``."""
-    marked: ast.Module = _Marker(file).visit(module)
-    return ast.fix_missing_locations(marked)
-
-
 def bind(code: types.CodeType) -> types.CodeType:
     """Makes the marks of compiled code add to the set that ``taken`` reads."""
     constants = tuple(
@@ -223,9 +205,11 @@ def _new_number(place: tuple[object, ...]) -> int:
 
 
 def compile_with_marks(module: ast.Module, file: str, flags: int) -> types.CodeType:
+    """Compiles a syntax tree, instrumented so that each branch records that it ran."""
+    marked = ast.fix_missing_locations(_Marker(file).visit(module))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # a string is "called" until ``bind``
-        return bind(compile(with_marks(module, file), file, "exec", flags=flags, dont_inherit=True))
+        return bind(compile(marked, file, "exec", flags=flags, dont_inherit=True))
 
 
 class _Scope:
@@ -303,10 +287,10 @@ class _Marker(ast.NodeTransformer):
             node.orelse = [self._mark(node, "not")]
         return node
 
-    def _visit_loop(self, node: LoopStatement, kind: str) -> LoopStatement:
+    def _visit_loop(self, node: ast.For | ast.While) -> ast.AST:
         with self._repeated():
             node.body = self._visited(node.body)
-            self._block(node.body, kind)
+            self._block(node.body, "for" if isinstance(node, ast.For) else "while")
             if isinstance(node, ast.While):
                 node.test = self.visit(node.test)
         if isinstance(node, ast.For):
@@ -315,23 +299,15 @@ class _Marker(ast.NodeTransformer):
         self._block(node.orelse, "else")
         return node
 
-    def visit_For(self, node: ast.For) -> ast.AST:
-        return self._visit_loop(node, "for")
+    visit_For = visit_While = _visit_loop
 
-    def visit_While(self, node: ast.While) -> ast.AST:
-        return self._visit_loop(node, "while")
-
-    def _visit_with(self, node: WithStatement) -> WithStatement:
+    def _visit_with(self, node: ast.With | ast.AsyncWith) -> ast.AST:
         """An error may end the body before any of its statements, and the context manager may suppress it."""
         self.generic_visit(node)
         node.body = list(self._each_marked(node.body))
         return node
 
-    def visit_With(self, node: ast.With) -> ast.AST:
-        return self._visit_with(node)
-
-    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
-        return self._visit_with(node)
+    visit_With = visit_AsyncWith = _visit_with
 
     def _each_marked(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
         for before, statement in itertools.pairwise(body):
@@ -341,7 +317,7 @@ class _Marker(ast.NodeTransformer):
         if not isinstance(body[-1], LEAVES):
             yield self._mark(body[-1], "end")
 
-    def _visit_try(self, node: ast.Try) -> ast.Try:
+    def _visit_try(self, node: Any) -> ast.AST:  # ast.Try, or ast.TryStar, which Python 3.10 lacks
         self.generic_visit(node)
         if node.handlers:
             node.body = list(self._each_marked(node.body))
@@ -350,11 +326,7 @@ class _Marker(ast.NodeTransformer):
         self._block(node.orelse, "else")
         return node
 
-    def visit_Try(self, node: ast.Try) -> ast.AST:
-        return self._visit_try(node)
-
-    def visit_TryStar(self, node: Any) -> ast.AST:  # Python 3.10 has none
-        return self._visit_try(node)
+    visit_Try = visit_TryStar = _visit_try
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
         self.generic_visit(node)
@@ -441,13 +413,11 @@ class _Marker(ast.NodeTransformer):
             self._block(node.body, "def")
         return node
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+    def _visit_scope(self, node: ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
         with self._inside(may_flag=False):
             return self.generic_visit(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        with self._inside(may_flag=False):
-            return self.generic_visit(node)
+    visit_AsyncFunctionDef = visit_ClassDef = _visit_scope
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         with self._inside(may_flag=False):
@@ -490,8 +460,9 @@ def _chosen(tree: ast.FunctionDef) -> set[str]:
 def _may_mark(node: ast.expr) -> bool:
     """Whether an expression calls anything, and may stand within another expression."""
     inside = list(ast.walk(node))
+    users_walrus = any(isinstance(x, ast.NamedExpr) and not x.target.id.startswith(FLAG) for x in inside)
     calls = any(isinstance(x, ast.Call) for x in inside)
-    return calls and not any(isinstance(x, YIELDS) or _is_users_walrus(x) for x in inside)
+    return calls and not users_walrus and not any(isinstance(x, YIELDS) for x in inside)
 
 
 def _evaluated_first(node: ast.GeneratorExp) -> tuple[str, ast.expr]:
@@ -500,11 +471,6 @@ def _evaluated_first(node: ast.GeneratorExp) -> tuple[str, ast.expr]:
     if first.ifs:
         return "if 0 0", first.ifs[0]
     return ("iter 1", others[0].iter) if others else ("elt", node.elt)
-
-
-def _is_users_walrus(node: ast.AST) -> bool:
-    """Whether a node is a ``:=`` of the user's."""
-    return isinstance(node, ast.NamedExpr) and not node.target.id.startswith(FLAG)
 
 
 def _shows_locals(tree: ast.FunctionDef) -> bool:
