@@ -131,6 +131,11 @@ class MemoNode(Compiled[types.FunctionType]):
         fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
         return fn(*callee.first, *call.args, _stoker=_MemoHelper(self, answers, callee), **call.kwargs)
 
+    @property
+    def kept(self) -> set[int]:
+        """Numbers of the calls that are cached, at least in part."""
+        return self.by_values | self.by_args | set(self.prefixes)
+
     def nodes(self) -> Iterator[MemoNode | PlanNode]:
         """Yields this node and all nodes inside it."""
         yield self
@@ -157,7 +162,9 @@ class _MemoHelper:
 
     def keep(self, number: int, call: Thunk, values: Values) -> Value:
         """Answers a call identified by the local variables that it mentions."""
-        key = self._key(number, values)
+        return self._answer(number, self._key(number, values), call)
+
+    def _answer(self, number: int, key: MemoKey | None, call: Thunk) -> Value:
         if key is None:
             return call()
         self._node.asked.add(number)
@@ -205,11 +212,7 @@ class _MemoHelper:
     def keep_call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         """Answers a call identified by its arguments."""
         call = call_of(called, args, kwargs)
-        key = call_key(call, self._answers.names)
-        if key is None:
-            return call.run()
-        self._node.asked.add(number)
-        return self._answers.answer(key, call.run)
+        return self._answer(number, call_key(call, self._answers.names), call.run)
 
     def enter(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         """Calls a function that contains cached calls."""

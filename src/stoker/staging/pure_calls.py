@@ -14,9 +14,9 @@ import functools
 import os
 import re
 import time
-import types
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ..core.compare import equal_bits
 from ..core.errors import one_line
@@ -47,6 +47,7 @@ TIMED = 4  # further measurements of a sample whose calls are answered
 BUSY_S = 0.2  # times that say that a cache does not pay are measured again for this long
 SEED = 20  # for the first sample of a survey
 CHECK_SEED, COMPARE_SEED = 40, 60
+KnownFunction: TypeAlias = tuple[MemoNode, SurveyedFunction]  # which calls of a function are cached, and all its calls
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Survey:
             node = self._select(self._root)
             if node is None:
                 return None
-            self._select_in_other_branches(node, self._root)
+            self._select_in_other_branches(node)
             plan = MemoPlan(node, sites=len(node.all_shown()))
             seen = SeenKeys()
             if self._check(plan, indices, CHECK_SEED + k, seen) and self._compare(plan, indices, seen):
@@ -250,28 +251,27 @@ class Survey:
         least_s = self._least_s * self._samples
         return {n for n, s in typical.items() if s > WORTH_S and s * len(seconds[n]) > least_s}
 
-    def _select_in_other_branches(self, node: MemoNode, function: SurveyedFunction) -> None:
+    def _select_in_other_branches(self, root: MemoNode) -> None:
         """Also selects calls of the same methods in branches that no sample took."""
-        kept = node.by_values | node.by_args | set(node.prefixes)
-        for n, site in function.sites.items():
-            if site.function in self._methods and not site.around & kept:
-                node.by_args.add(n)
-        node.by_args -= node.by_values | {n for n, _ in node.entered}
-        for key, inner in node.entered.items():
-            self._select_in_other_branches(inner, function.inner[key])
+        for node, function in _functions(root, self._root):
+            kept = node.kept
+            for n, site in function.sites.items():
+                if site.function in self._methods and not site.around & kept:
+                    node.by_args.add(n)
+            node.by_args -= node.by_values | {n for n, _ in node.entered}
 
     # -- verifying
 
     def _check(self, plan: MemoPlan, indices: list[int], seed: int, seen: SeenKeys) -> bool:
         """Whether each selected call is pure; strikes out others for the next selection. ``seed``: different each time,
         because the dataset may cache what it loaded for others."""
-        samples = self.samples
-        around = [self._root.callee.fn, *_entered(plan.root, self._root)]
+        samples, functions = self.samples, list(_functions(plan.root, self._root))
+        around = [function.callee.fn for _, function in functions]
         checker = Checker(samples, self.changing, self.strike, seen, around)
         for k, i in enumerate(indices * CHECKS):
             samples.seed(seed + 100 * k)
             seen.begin(k % len(indices), k)
-            if k >= len(indices) and not self._unchecked(plan.root, self._root, _checked(plan.root, self._root)):
+            if k >= len(indices) and not _unchecked(functions):
                 break
             try:
                 with samples.emptied():
@@ -281,29 +281,19 @@ class Survey:
                 return False
         if checker.struck:
             return False
-        unchecked = self._unchecked(plan.root, self._root, _checked(plan.root, self._root))
+        unchecked = _unchecked(functions)
         for function, number in unchecked:  # it is unknown what these read
             function.struck.add(number)
         if unchecked:
             return False
         plan.nbytes, plan.pickled = checker.nbytes / max(1, checker.checked), checker.pickled
-        names, variables = _reads_in_calls(plan.root, self._root)
+        names, variables = _reads_in_calls(functions)
         reads = samples.may_read(checker.names_read | names, around)
         made_from = samples.made_from(reads, without=around)
         is_unknown = checker.looks_up_names or made_from.looks_up_names
         plan.reads = None if is_unknown else reads | made_from.names
         plan.globals = sorted(checker.variables | variables | made_from.variables | classes_unpickled())
         return True
-
-    def _unchecked(
-        self, node: MemoNode, function: SurveyedFunction, checked: Collection[str]
-    ) -> list[tuple[SurveyedFunction, int]]:
-        """Selected calls that no check has made. ``checked``: functions that were checked, here or elsewhere."""
-        selected = (node.by_values | node.by_args | set(node.prefixes)) - node.asked
-        out = [(function, n) for n in selected if n not in node.by_args or function.sites[n].function not in checked]
-        for key, inner in node.entered.items():
-            out += self._unchecked(inner, function.inner[key], checked)
-        return out
 
     def _compare(self, plan: MemoPlan, indices: list[int], seen: SeenKeys) -> bool:
         """Whether samples with calls from memory equal those without, both at first and when all calls are answered;
@@ -370,32 +360,35 @@ def _typical(spent: list[float]) -> float:
     return sorted(spent)[len(spent) // 4]
 
 
-def _checked(node: MemoNode, function: SurveyedFunction) -> set[str]:
-    """Functions, as named in the source, whose calls were made in a check and are identified by arguments."""
-    found = {function.sites[n].function for n in node.asked & node.by_args}
-    return found.union(*(_checked(inner, function.inner[key]) for key, inner in node.entered.items()))
+def _functions(node: MemoNode, function: SurveyedFunction) -> Iterator[KnownFunction]:
+    """Yields the functions in which calls are cached, but not the whole function."""
+    yield node, function
+    for key, inner in node.entered.items():
+        yield from _functions(inner, function.inner[key])
 
 
-def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str], set[tuple[str, str]]]:
+def _unchecked(functions: Collection[KnownFunction]) -> list[tuple[SurveyedFunction, int]]:
+    """Selected calls that no check has made; without those that are identified by arguments, of functions that another
+    call has checked."""
+    checked = {function.sites[n].function for node, function in functions for n in node.asked & node.by_args}
+    return [
+        (function, n)
+        for node, function in functions
+        for n in node.kept - node.asked
+        if n not in node.by_args or function.sites[n].function not in checked
+    ]
+
+
+def _reads_in_calls(functions: Collection[KnownFunction]) -> tuple[set[str], set[tuple[str, str]]]:
     """What the source reads before cached calls are made: names, and the global variables among them."""
-    texts = [function.sites[n].function for n, _ in node.entered]
-    for n in node.by_values | node.by_args | set(node.prefixes):
-        texts.append(function.sites[n].text)
-    names = set(re.findall(r"\w+", " ".join(texts)))
-    variables = globals_named(function.callee.fn, names)
-    for key, inner in node.entered.items():
-        more = _reads_in_calls(inner, function.inner[key])
-        names |= more[0]
-        variables |= more[1]
+    names, variables = set[str](), set[tuple[str, str]]()
+    for node, function in functions:
+        texts = [function.sites[n].function for n, _ in node.entered]
+        texts += [function.sites[n].text for n in node.kept]
+        found = set(re.findall(r"\w+", " ".join(texts)))
+        names |= found
+        variables |= globals_named(function.callee.fn, found)
     return names, variables
-
-
-def _entered(node: MemoNode, function: SurveyedFunction) -> list[types.FunctionType]:
-    """Functions in which calls are cached, but not the whole function."""
-    out = []
-    for key, inner in node.entered.items():
-        out += [function.inner[key].callee.fn, *_entered(inner, function.inner[key])]
-    return out
 
 
 def _shown(function: SurveyedFunction, number: int, node: MemoNode) -> str:
