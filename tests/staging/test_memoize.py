@@ -18,8 +18,8 @@ import stoker
 from stoker.core.compare import equal_bits
 from stoker.staging import pure_calls
 from stoker.staging.callee import Call
-from stoker.staging.drawn_arguments import arguments_before_calls
 from stoker.staging.memoize import Table, call_key, is_small, names_of
+from stoker.staging.rewrite_calls import arguments_before_calls
 from stoker.staging.samples import TrialSamples
 from stoker.staging.syntax import attributes_assigned
 from stoker.staging.trial import TrialResult

@@ -44,6 +44,7 @@ from .syntax import (
     names_read,
     operand_places,
     params_of,
+    put,
     read_before_bound,
     root_of,
     sets_something,
@@ -290,10 +291,7 @@ class _Cutter:
         for holder, key, child in operand_places(new):
             holds_target = any(x is target for x in ast.walk(child))
             made = self._hoist(child, target, hoisted) if holds_target else self._temporary(child, hoisted)
-            if isinstance(holder, list):
-                holder[key] = made
-            else:
-                setattr(holder, key, made)
+            put(holder, key, made)
             if holds_target:
                 break
         return new

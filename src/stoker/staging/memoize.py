@@ -29,7 +29,7 @@ from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value
 from .change_watch import STALE, CheckSchedule
 from .plan import PlanNode, PreparedState, Unplanned, nodes_in
 from .recompile import rebound
-from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, memoised
+from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, rewritten
 from .store.encode import CacheError, take
 from .store.memory import MemoryTables
 from .store.store import Gone, Store
@@ -126,7 +126,7 @@ class MemoNode(Compiled[types.FunctionType]):
             methods = dict.fromkeys((number for number, _ in self.entered), ENTER)
             methods |= dict.fromkeys(self.by_args, KEEP_CALL) | dict.fromkeys(self.by_values, KEEP)
             methods |= dict.fromkeys(self.prefixes, KEEP_PREFIX)
-            return memoised(callee.fn, callee.is_method, methods)
+            return rewritten(callee.fn, callee.is_method, methods)
 
         fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
         return fn(*callee.first, *call.args, _stoker=_MemoHelper(self, answers, callee), **call.kwargs)

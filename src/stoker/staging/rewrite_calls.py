@@ -7,18 +7,31 @@ Unlike a cut, this covers calls in loops, comprehensions and branches. A *site* 
 from __future__ import annotations
 
 import ast
+import copy
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from .drawn_arguments import arguments_before_calls
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource, tree_of
-from .syntax import COMPREHENSIONS, FRAME_READERS, first_param, is_generator, is_item
+from .syntax import (
+    COMPREHENSIONS,
+    FRAME_READERS,
+    FUNCTIONS,
+    LOOKS,
+    first_param,
+    is_chain,
+    is_generator,
+    is_item,
+    names_bound,
+    operand_places,
+    params_of,
+    put,
+)
 
 SCOPES = (ast.Lambda, *COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame
-# What ``memoised`` turns a call into. KEEP: ``_stoker.keep(number, lambda: call, values)``, with the local variables
+# What ``rewritten`` turns a call into. KEEP: ``_stoker.keep(number, lambda: call, values)``, with the local variables
 # that it mentions. KEEP_CALL: ``_stoker.keep_call(number, f, ...)``. ENTER: ``_stoker.enter(number, f, ...)``, if the
 # called function is itself rewritten. KEEP_PREFIX: ``_stoker.keep_prefix(number, f, lambda: (args, kwargs), values)``.
 KEEP, KEEP_CALL, KEEP_PREFIX, ENTER = "keep", "keep_call", "keep_prefix", "enter"
@@ -35,17 +48,23 @@ class Site(NamedTuple):
     mentioned: list[str] | None
 
 
-def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
-    """Returns a copy in which each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and
+def rewritten(
+    fn: types.FunctionType, is_method: bool, methods: Mapping[int, str] | None = None
+) -> types.FunctionType:
+    """Returns a copy in which some sites are replaced. ``methods``: how, by number; see ``KEEP``.
+
+    None: all are reported. Each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and
     each subscript ``_stoker.item(number, x, index, values)``. ``values`` returns the values of the local variables that
     the site mentions, without ``self``; it is None if the site has variables of its own. A call that must run in the
     function's frame is not visited. Raises NoSource for a function without source, a generator or a coroutine."""
-    return _rewritten(fn, is_method, None)
-
-
-def memoised(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str]) -> types.FunctionType:
-    """Returns a copy in which some sites, given by number, are replaced. Raises NoSource as ``surveyed`` does."""
-    return _rewritten(fn, is_method, methods)
+    function = tree_of(fn)
+    tree = arguments_before_calls(function.tree)
+    if is_generator(tree):
+        raise NoSource(f"{tree.name} is a generator or a coroutine")
+    rewriter = _Rewriter(_numbers(tree), _variables(fn, tree, is_method), methods)
+    tree.body = [rewriter.visit(statement) for statement in tree.body]
+    (made,) = compiled_like(fn, function, [(tree, True)])
+    return made
 
 
 def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
@@ -92,17 +111,6 @@ def _mentioned(node: ast.AST, variables: set[str]) -> list[str] | None:
     return sorted({x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in variables})
 
 
-def _rewritten(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str] | None) -> types.FunctionType:
-    function = tree_of(fn)
-    tree = arguments_before_calls(function.tree)
-    if is_generator(tree):
-        raise NoSource(f"{tree.name} is a generator or a coroutine")
-    rewriter = _Rewriter(_numbers(tree), _variables(fn, tree, is_method), methods)
-    tree.body = [rewriter.visit(statement) for statement in tree.body]
-    (made,) = compiled_like(fn, function, [(tree, True)])
-    return made
-
-
 class _Rewriter(ast.NodeTransformer):
     """Replaces sites."""
 
@@ -111,14 +119,8 @@ class _Rewriter(ast.NodeTransformer):
         self._variables = variables
         self._methods = methods  # see ``KEEP``; None: report all sites
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        return self._site(node)
-
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if is_item(node):
-            return self._site(node)
-        self.generic_visit(node)
-        return node
+        return self._site(node) if is_item(node) else self.generic_visit(node)
 
     def _site(self, node: ast.Call | ast.Subscript) -> ast.AST:
         number = self._numbers[id(node)]
@@ -150,14 +152,12 @@ class _Rewriter(ast.NodeTransformer):
                 made = helper_call("visit", constant(number), _thunk(made), values)
         return ast.copy_location(made, node)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    visit_Call = _site
+
+    def _leave(self, node: ast.AST) -> ast.AST:
         return node  # a nested function's calls are its own
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return node
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _leave
 
 
 def _function_of(node: ast.Call | ast.Subscript) -> ast.expr:
@@ -175,3 +175,101 @@ def _helped(method: str, number: int, node: ast.Call | ast.Subscript) -> ast.Cal
     out = helper_call(method, constant(number), node.func, *node.args)
     out.keywords = node.keywords
     return out
+
+
+# -- arguments as variables
+
+_OTHERS = FRAME_READERS - {"super"}  # these would see the new variables
+# nodes that evaluate all their operands, in order
+_IN_ORDER = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.Tuple, ast.List, ast.Dict)
+DRAWING = {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "integers", "rand", "randn"}
+DRAWING |= {"permutation", "randperm", "multinomial", "normal", "gauss", "normalvariate", "random_sample", "item"}
+
+
+def arguments_before_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """Copies a function, and assigns randomly drawn arguments, and parts of records, to variables before the statements
+    that use them, so that calls can be identified by values::
+
+        row = random.choice(self.rows)                                    row = random.choice(self.rows)
+        image = Image.open(row["path"]).convert("L")                      part = row["path"]
+                                                                          image = Image.open(part).convert("L")
+
+        image = Image.open(self.files[random.randrange(9)]).convert("L")  _drawn_1 = self.files[random.randrange(9)]
+                                                                          image = Image.open(_drawn_1).convert("L")
+    """
+    tree = copy.deepcopy(tree)
+    if not any(isinstance(x, (ast.Global, ast.Nonlocal)) or getattr(x, "id", "") in _OTHERS for x in ast.walk(tree)):
+        tree.body = _with_arguments(tree.body, (names_bound(tree.body) | set(params_of(tree))) - {"self"})
+    return tree
+
+
+def _with_arguments(statements: list[ast.stmt], records: set[str]) -> list[ast.stmt]:
+    out: list[ast.stmt] = []
+    for statement in statements:
+        if not isinstance(statement, FUNCTIONS):
+            for holder in (statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
+                for name in ("body", "orelse", "finalbody"):
+                    if isinstance(getattr(holder, name, None), list):
+                        setattr(holder, name, _with_arguments(getattr(holder, name), records))
+        if isinstance(statement, (ast.Assign, ast.Return, ast.Expr)) and statement.value is not None:
+            out += _hoisted(statement.value, statement, records)
+        elif isinstance(statement, ast.With):
+            out += _hoisted(statement.items[0].context_expr, statement, records)
+        out.append(statement)
+    return out
+
+
+def _hoisted(value: ast.expr, statement: ast.stmt, records: Collection[str]) -> list[ast.stmt]:
+    """Assigns arguments to variables, as far as no call precedes them in the statement."""
+    out: list[ast.stmt] = []
+    node: ast.AST | None = value
+    while isinstance(node, _IN_ORDER):
+        around, node = node, None
+        for holder, place, child in _operands(around):
+            is_argument = isinstance(around, ast.Call) and child is not around.func
+            is_drawn = not is_chain(child) and _is_drawn(child)
+            if is_argument and (is_drawn or _is_part(child, records)):
+                # neither can clash with a name in the source
+                name = f"_drawn_{statement.lineno}" if is_drawn else ast.unparse(child)
+                put(holder, place, ast.copy_location(ast.Name(name, ast.Load()), child))
+                out.append(_assignment(name, child, statement))
+                if is_drawn:
+                    return out
+            elif not is_chain(child):
+                node = child
+                break
+    return out
+
+
+def _operands(node: ast.AST) -> Iterator[tuple[object, object, ast.expr]]:
+    for holder, place, child in operand_places(node):
+        if isinstance(child, ast.keyword):
+            yield child, "value", child.value
+        elif isinstance(child, ast.expr):
+            yield holder, place, child
+
+
+def _is_part(node: ast.expr, records: Collection[str]) -> bool:
+    """Whether it is an item or attribute of a local variable, possibly nested."""
+    root, looks = node, False
+    while isinstance(root, (ast.Attribute, ast.Subscript)):
+        looks |= isinstance(root, ast.Attribute) and root.attr in LOOKS
+        root = root.value
+    return root is not node and isinstance(root, ast.Name) and root.id in records and is_chain(node) and not looks
+
+
+def _is_drawn(node: ast.expr) -> bool:
+    """Whether it is a drawn item, or a call that draws."""
+    if isinstance(node, ast.Call):
+        return _name_of(node) in DRAWING
+    calls = [x for x in ast.walk(node) if isinstance(x, ast.Call)]
+    return isinstance(node, ast.Subscript) and any(_name_of(x) in DRAWING for x in calls)
+
+
+def _name_of(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _assignment(name: str, value: ast.expr, statement: ast.stmt) -> ast.stmt:
+    made = ast.Assign([ast.Name(name, ast.Store())], value)
+    return ast.fix_missing_locations(ast.copy_location(made, statement))

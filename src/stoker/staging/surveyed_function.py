@@ -12,7 +12,7 @@ from .executed_code import is_closed
 from .memoize import is_small
 from .plan import PlanNode
 from .recompile import rebound
-from .rewrite_calls import sites_of, surveyed
+from .rewrite_calls import rewritten, sites_of
 
 
 class SurveyedFunction:
@@ -38,9 +38,9 @@ class SurveyedFunction:
         self._copy: types.FunctionType | None = None
 
     def copied(self) -> types.FunctionType:
-        """Returns a copy that reports its calls. Made once, because a sample may call it often. See ``surveyed``."""
+        """Returns a copy that reports its calls. Made once, because a sample may call it often. See ``rewritten``."""
         fn, known = self.callee.fn, self._copy
-        self._copy = surveyed(fn, self.callee.is_method) if known is None else rebound(known, fn, True)
+        self._copy = rewritten(fn, self.callee.is_method) if known is None else rebound(known, fn, True)
         return self._copy
 
     def note_large(self, number: int, mentioned: tuple[object, ...] | None) -> None:

@@ -325,6 +325,14 @@ def operand_places(node: ast.AST) -> list[tuple[Any, Any, ast.AST]]:
     return found
 
 
+def put(holder: object, place: Any, node: ast.AST) -> None:
+    """Puts a node at a place from ``operand_places``."""
+    if isinstance(holder, list):
+        holder[place] = node
+    else:
+        setattr(holder, place, node)
+
+
 def shallow_copy(node: SomeNode) -> SomeNode:
     """Copies a node and its lists, but not its children."""
     new = copy.copy(node)
