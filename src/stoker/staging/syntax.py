@@ -49,10 +49,7 @@ def changes_state(statement: ast.stmt, locals_: set[str], scope: Mapping[str, ob
         if isinstance(x, (ast.Global, ast.Nonlocal)):
             return ", ".join(x.names)
         if isinstance(x, (ast.Attribute, ast.Subscript)) and isinstance(x.ctx, (ast.Store, ast.Del)):
-            root: ast.expr = x
-            while isinstance(root, (ast.Attribute, ast.Subscript)):
-                root = root.value
-            if not (isinstance(root, ast.Name) and root.id in locals_) and not is_stored_in(x, scope or {}):
+            if _variable_of(x) not in locals_ and not is_stored_in(x, scope or {}):
                 return ast.unparse(x)
     return ""
 
@@ -60,13 +57,16 @@ def changes_state(statement: ast.stmt, locals_: set[str], scope: Mapping[str, ob
 def sets_something(statement: ast.stmt, locals_: set[str]) -> str:
     """A call made for its side effect, not on a local variable: ``warnings.simplefilter()``; "" if none."""
     for x in ast.walk(statement):
-        if isinstance(x, ast.Expr) and isinstance(x.value, ast.Call):
-            root: ast.expr = x.value.func
-            while isinstance(root, (ast.Attribute, ast.Subscript)):
-                root = root.value
-            if not (isinstance(root, ast.Name) and root.id in locals_):
-                return ast.unparse(x.value)
+        if isinstance(x, ast.Expr) and isinstance(x.value, ast.Call) and _variable_of(x.value.func) not in locals_:
+            return ast.unparse(x.value)
     return ""
+
+
+def _variable_of(node: ast.expr) -> str:
+    """``x`` for ``x.a[i].b``; "" if it is not a part of a variable."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def is_setup(statement: ast.stmt, first: str) -> bool:
@@ -92,31 +92,40 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
     Includes augmented assignments to items (``self.counts[i] += 1``), also through another name (``n = self.counts``).
     """
     out: set[str] = set()
-    added_to: list[ast.expr] = []
-    other_names: dict[str, set[str]] = {}  # local variables -> attributes that they may be or be part of
+    nodes = list(_without_setup(tree, first))
+    other_names = _held_by_locals(nodes, first)
+    for node in nodes:
+        if isinstance(node, ast.Global):
+            out.update(node.names)
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and is_name(node.value, first):
+            out.add(node.attr)
+        elif isinstance(node, ast.AugAssign):
+            whole = _without_items(node.target)
+            if isinstance(whole, ast.Attribute) and is_name(whole.value, first):
+                out.add(whole.attr)
+            elif isinstance(whole, ast.Name) and whole is not node.target:
+                out |= other_names.get(whole.id, set())
+    return out
+
+
+def _without_setup(tree: ast.FunctionDef, first: str) -> Iterator[ast.AST]:
+    """Yields the nodes of a function, except those of ``is_setup``."""
     waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.stmt) and is_setup(node, first):
-            continue
-        if isinstance(node, ast.Global):
-            out.update(node.names)
-        elif isinstance(node, ast.AugAssign):
-            added_to.append(node.target)
-        elif isinstance(node, ast.Assign) and isinstance(whole := _without_items(node.value), ast.Attribute):
-            if is_name(whole.value, first):
-                for target in node.targets:
-                    if isinstance(target, ast.Name):
-                        other_names.setdefault(target.id, set()).add(whole.attr)
-        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and is_name(node.value, first):
-            out.add(node.attr)
-        waiting += ast.iter_child_nodes(node)
-    for target in added_to:
-        whole = _without_items(target)
-        if isinstance(whole, ast.Attribute) and is_name(whole.value, first):
-            out.add(whole.attr)
-        elif isinstance(whole, ast.Name) and whole is not target:
-            out |= other_names.get(whole.id, set())
+        if not (isinstance(node, ast.stmt) and is_setup(node, first)):
+            yield node
+            waiting += ast.iter_child_nodes(node)
+
+
+def _held_by_locals(nodes: Iterable[ast.AST], first: str | None = None) -> dict[str, set[str]]:
+    """By local variable: the attributes that it may be, or be part of. ``first``: those of this variable only."""
+    out: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(whole := _without_items(node.value), ast.Attribute):
+            for target in node.targets if first is None or is_name(whole.value, first) else ():
+                if isinstance(target, ast.Name):
+                    out.setdefault(target.id, set()).add(whole.attr)
     return out
 
 
@@ -168,25 +177,16 @@ class _Written(ast.NodeVisitor):
         self._first = first
         self._locals = local_variables(tree)
         self._arguments = set(params_of(tree)) - {first}
-        # local variables -> attributes that they may be or be part of
-        self._attributes: dict[str, set[str]] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(whole := _without_items(node.value), ast.Attribute):
-                for target in node.targets:
-                    if isinstance(target, ast.Name):
-                        self._attributes.setdefault(target.id, set()).add(whole.attr)
+        self._attributes = _held_by_locals(ast.walk(tree))
         for statement in tree.body:
             self.visit(statement)
 
     def _changes(self, holder: ast.expr, name: str = "") -> None:
         """Records that a value changes. ``name``: the assigned attribute."""
-        whole = _without_items(holder)
-        root: ast.expr = whole
-        while isinstance(root, (ast.Attribute, ast.Subscript)):
-            root = root.value
-        if isinstance(root, ast.Name) and root.id in self._arguments:
+        whole, variable = _without_items(holder), _variable_of(holder)
+        if variable in self._arguments:
             return  # usually a value of the current sample
-        of_local = root.id if isinstance(root, ast.Name) and root.id in self._locals else ""
+        of_local = variable if variable in self._locals else ""
         if of_local and of_local not in self._attributes:
             return
         if name:
