@@ -33,7 +33,7 @@ from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from .callee import Value
 from .recompile import HELPER
-from .source import NoSource, tree_of_code
+from .source import known_tree
 from .switches import names_stored, scope_of, switched_on
 from .syntax import (
     NamesWritten,
@@ -70,13 +70,12 @@ CLOCKS: dict[object, str] = {
     threading.get_native_id: "threading.get_native_id",
     **{fn: fn.__qualname__ for fn in (datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today)},
     datetime.date.today: "date.today",
-    **{getattr(time, name): f"time.{name}" for name in ("localtime", "gmtime", "strftime")},
+    os.times: "os.times",
+    **{getattr(time, name): f"time.{name}" for name in ("localtime", "gmtime", "strftime", "ctime", "asctime")},
+    time.clock_getres: "time.clock_getres",
 }
 for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"):
     CLOCKS |= {getattr(time, name): f"time.{name}" for name in (clock, f"{clock}_ns")}
-CLOCKS |= {getattr(time, name): f"time.{name}" for name in ("ctime", "asctime", "clock_getres")} | {
-    os.times: "os.times"
-}
 # Opcodes that assign to or delete anything but local variables.
 STORES = {
     dis.opmap[name]
@@ -190,7 +189,7 @@ class Executed:
         if event != "call":
             return
         self._note_python_call(frame, code)
-        first = code.co_varnames[0] if code.co_argcount else ""
+        first = _first_name(code)
         if first == ".0" and code in self._run:
             return  # a generator expression is called once per item
         bound = frame.f_locals.get(first) if first else None
@@ -234,9 +233,8 @@ class Executed:
             return
         self._written_by_run.add(code)
         self._written[code] = _without_modules(_written(code), frame.f_globals)
-        try:
-            tree = tree_of_code(code).tree
-        except NoSource:
+        tree = known_tree(code)
+        if tree is None:
             return
         on = copy.copy(tree)
         on.body = [switched_on(x, scope_of(tree, frame.f_globals, first, bound)) for x in tree.body]
@@ -292,12 +290,8 @@ class Executed:
 
     def _note_changes(self, frame: types.FrameType, first: str, bound: object) -> None:
         """Records what a dataset's method assigns to, even in branches not taken, unless a setting disables them."""
-        code = frame.f_code
-        if not assigns_outside(code):  # avoids parsing its file
-            return
-        try:
-            tree = tree_of_code(code).tree
-        except NoSource:
+        tree = known_tree(frame.f_code) if assigns_outside(frame.f_code) else None  # else its file is not parsed
+        if tree is None:
             return
         self.assigned |= attributes_assigned(tree, first)
         if bound is not self._dataset:
@@ -349,11 +343,8 @@ def written_by(fn: types.FunctionType) -> frozenset[str]:
 
 def written_through_locals(fn: types.FunctionType) -> set[str]:
     """See ``syntax.names_written_through_locals``."""
-    try:
-        tree = tree_of_code(fn.__code__).tree
-    except NoSource:
-        return set()
-    return names_written_through_locals(tree, fn.__code__.co_varnames[0] if fn.__code__.co_argcount else "")
+    tree = known_tree(fn.__code__)
+    return set() if tree is None else names_written_through_locals(tree, _first_name(fn.__code__))
 
 
 def _without_modules(written: NamesWritten, scope: Attributes) -> frozenset[str]:
@@ -367,15 +358,16 @@ def _without_modules(written: NamesWritten, scope: Attributes) -> frozenset[str]
 def _written(code: types.CodeType) -> NamesWritten:
     by_standard_library = code.co_name.startswith("__") or code.co_varnames[:1] == ("_cls",)  # dataclass, namedtuple
     is_generated = code.co_filename == "<string>" and by_standard_library
-    if (
-        code.co_name == "__init__" or is_generated or HELPER in code.co_varnames
-    ):  # the second: a part of a function that runs whole
+    is_part = HELPER in code.co_varnames  # of a function that runs whole
+    if code.co_name == "__init__" or is_generated or is_part:
         return NamesWritten()
-    try:
-        tree = tree_of_code(code).tree
-    except NoSource:
-        return NamesWritten(names_stored(code))
-    return names_written(tree, code.co_varnames[0] if code.co_argcount else "")
+    tree = known_tree(code)
+    return NamesWritten(names_stored(code)) if tree is None else names_written(tree, _first_name(code))
+
+
+def _first_name(code: types.CodeType) -> str:
+    """Name of a function's first parameter; "" if it has none."""
+    return code.co_varnames[0] if code.co_argcount else ""
 
 
 def _is_seeded_anyway(frame: types.FrameType) -> bool:

@@ -23,7 +23,7 @@ from .executed_code import is_closed
 from .plan import CutNode, PlanNode, SliceNode, Unplanned, WholeNode
 from .probe import Moved, Reached, Recorder, probed
 from .samples import TrialSamples
-from .source import NoSource, tree_of
+from .source import NoSource, known_tree
 from .stages import place_of
 from .syntax import Position
 from .unroll import SELF, has_unrollable, tree_for
@@ -237,10 +237,8 @@ def weaker_plans(node: PlanNode, called: object) -> Iterator[PlanNode]:
         return
     # The code advances no generator, yet it cannot be cached as a whole.
     callee = callee_of(called)
-    position: Position | None = None
-    with contextlib.suppress(NoSource):
-        position = None if callee is None else (len(tree_of(callee.fn).tree.body) - 1,)
-    yield from _cuts_before(Cut(position)) if position else ()
+    tree = None if callee is None else known_tree(callee.fn.__code__)
+    yield from () if tree is None else _cuts_before(Cut((len(tree.body) - 1,)))
 
 
 def _weaker(node: PlanNode) -> Iterator[PlanNode]:

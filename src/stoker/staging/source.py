@@ -38,6 +38,14 @@ def tree_of_code(code: types.CodeType) -> Function:
     return _tree_of(code, code.co_filename)  # keyed by file too: code of another file may be equal
 
 
+def known_tree(code: types.CodeType) -> ast.FunctionDef | None:
+    """``tree_of_code`` without the class; None if there is no source."""
+    try:
+        return tree_of_code(code).tree
+    except NoSource:
+        return None
+
+
 def lambda_of(code: types.CodeType) -> ast.Lambda:
     """Returns the definition of a lambda. Raises NoSource if there is none, or the file changed since it was
     imported."""

@@ -7,7 +7,7 @@ import types
 
 from torch.utils.data import Dataset, IterableDataset
 
-from .source import NoSource, tree_of
+from .source import known_tree
 
 
 def dataset_inside(stream: object) -> str:
@@ -28,12 +28,10 @@ def _is_map_style(value: object) -> bool:
 
 def _only_asks_for_samples(function: object, name: str) -> bool:
     """Whether a method uses an attribute only as ``self.name[i]`` and ``len(self.name)``."""
-    if not isinstance(function, types.FunctionType):
+    tree = known_tree(function.__code__) if isinstance(function, types.FunctionType) else None
+    if tree is None:
         return False
-    try:
-        nodes = list(ast.walk(tree_of(function).tree))
-    except NoSource:
-        return False
+    nodes = list(ast.walk(tree))
     asked = [x.value for x in nodes if isinstance(x, ast.Subscript) and isinstance(x.ctx, ast.Load)]
     asked += [x.args[0] for x in nodes if isinstance(x, ast.Call) and ast.unparse(x.func) == "len" and x.args]
     uses = [x for x in nodes if isinstance(x, ast.Attribute) and x.attr == name]
