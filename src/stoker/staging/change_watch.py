@@ -119,18 +119,15 @@ class ChangeWatch:
     def changes(self) -> list[str]:
         """Describes what has changed since the cache was started."""
         self._written = [] if self._files is None else self._files.changes()
-        return self._compare() + self._of_files()
+        return self._compare()
 
     def _compare(self) -> list[str]:
-        """Describes what has changed, except files. Schedules the next check."""
+        """Describes what has changed, files as of the last look at them. Schedules the next check."""
         began = time.thread_time()  # other processes must not make it look slow
         changes = self._before.changes(self._take(), self._opened)
         self._took_s = time.thread_time() - began
         self._next_check = time.monotonic() + max(CHECK_S, CHECK_SHARE * self._took_s)
-        return changes
-
-    def _of_files(self) -> list[str]:
-        return [f"{FILE} {path} was modified" for path in self._written]
+        return changes + [f"{FILE} {path} was modified" for path in self._written]
 
     @property
     def why_unknown(self) -> str:
@@ -175,7 +172,7 @@ class ChangeWatch:
         if self._looks_at_files and self._files is not None:
             self._written = self._files.changes()
         self._looks_at_files = False
-        changes = self._compare() + self._of_files()
+        changes = self._compare()
         is_worker = os.getpid() != self._process
         if changes and self.is_current and not (is_worker and self._said_by_workers[0]):
             self._said_by_workers[0] |= is_worker  # worker_init_fn may change each of them, in each epoch

@@ -45,12 +45,8 @@ class SeenKeys:
 
     def add(self, key: MemoKey) -> None:
         """Records a call of the current sample."""
-        if isinstance(key, SiteKey):
-            place: tuple[object, ...] = key[:3]
-            values = list(_flat(key.values))
-        else:
-            place, values = key[:3], list(_flat((key.owner, key.args, *key.kwargs)))
-        self._keys.setdefault((*place, len(values)), []).append((self._sample, self._run, key, values))
+        values = list(_flat(key.values if isinstance(key, SiteKey) else (key.owner, key.args, *key.kwargs)))
+        self._keys.setdefault((*key[:3], len(values)), []).append((self._sample, self._run, key, values))
 
     def drawn_anew(self) -> Iterator[MemoKey]:
         """Yields one key of each call that does not recur."""

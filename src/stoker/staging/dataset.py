@@ -303,7 +303,7 @@ class Staged(Wrapper):
         self._pass_on()
         self._epochs_are_announced = True
         self._epoch += 1
-        self._filler.begin_epoch()
+        self._filler.comparison.begin_epoch()
         if self._discards.too_many and not self._is_owned:
             return
         self._watch.forks_are_same = forks_are_same
@@ -389,7 +389,7 @@ class Staged(Wrapper):
     def look_again(self) -> None:
         """Begins an epoch in a persistent worker: checks for changes in memory shared with the parent."""
         self._watch.check_soon()
-        self._filler.begin_epoch()
+        self._filler.comparison.begin_epoch()
         if self._filler.elsewhere is not None:
             self._filler.elsewhere.look_again()
 
@@ -518,7 +518,7 @@ class Staged(Wrapper):
             is_same = self._filler.compare_part(indices[k], read)
         else:
             is_same = self._filler.compare_whole(indices[k], read if augment is None else (lambda: augment(read())))
-        store.count_compared(self._filler.take_same())
+        store.count_compared(self._filler.comparison.take_same())
         return is_same
 
     def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:

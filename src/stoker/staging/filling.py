@@ -97,7 +97,7 @@ class Filler:
         self._unstored: set[int] = set()  # samples of this batch that are used, and not stored
         self._vetted_alone: set[frozenset[int]] = set()  # branches of batches that were then vetted sample by sample
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
-        self._comparison = CheckSchedule()
+        self.comparison = CheckSchedule()
         self._generators: list[tuple[str, Any]] | None = None
         self._generators_pid = 0
         self.read_threads: int | str = "auto"  # see ``DataLoader``
@@ -343,20 +343,12 @@ class Filler:
         self._disable(f"{share} draw random numbers or run different code before the cut")
         return True
 
-    def begin_epoch(self) -> None:
-        """Call when an epoch begins in this process."""
-        self._comparison.begin_epoch()
-
     def to_compare(self, locations: Sequence[int]) -> int | None:
         """Position of a stored sample of a batch that must be recomputed; None for none."""
-        if not owns_global_generators() or not self._comparison.is_due():
+        if not owns_global_generators() or not self.comparison.is_due():
             return None
         stored = [k for k, location in enumerate(locations) if location]
-        return stored[self._comparison.choose(len(stored))] if stored else None
-
-    def take_same(self) -> int:
-        """See ``CheckSchedule.take_same``."""
-        return self._comparison.take_same()
+        return stored[self.comparison.choose(len(stored))] if stored else None
 
     def are_same(self, store: Store) -> bool:
         """Makes the deterministic part of some stored samples again. Returns whether all are the same."""
@@ -365,13 +357,13 @@ class Filler:
         makes = [
             (functools.partial(self._prepare, i), functools.partial(store.read, store.location(i))) for i in chosen
         ]
-        differs = self._comparison.differs
+        differs = self.comparison.differs
         return not self._in_turn and not any(differs(self.random_states, make, read) for make, read in makes)
 
     def compare_part(self, index: Index, read: Callable[[], Sample]) -> bool:
         """Recomputes the deterministic part of a stored sample. Returns whether it is the same; a difference disables
         the cache."""
-        is_same = not self._comparison.differs(self.random_states, lambda: self._prepare(index), read)
+        is_same = not self.comparison.differs(self.random_states, lambda: self._prepare(index), read)
         if not is_same:
             self._differs(index)
         return is_same
@@ -393,7 +385,7 @@ class Filler:
             if not is_same:
                 is_same = self._varies(index, serve, before, served, own)
         before.restore()
-        self._comparison.spent(time.monotonic() - began, is_shown)
+        self.comparison.spent(time.monotonic() - began, is_shown)
         if not is_same:
             self._differs(index)
         return is_same

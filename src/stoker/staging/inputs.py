@@ -69,22 +69,9 @@ WIDTH = 200  # items of a container that get entries of their own, unless they a
 DEPTH = 40  # nesting depth of objects
 SKIPPED_MEMBERS = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__init__", "__qualname__", "__slots__"}
-    | {
-        "__firstlineno__",
-        "__static_attributes__",
-        "__abstractmethods__",
-        "_abc_impl",
-        "__parameters__",
-        "__orig_bases__",
-    }
-    | {
-        "__annotate__",
-        "__annotate_func__",
-        "__annotations_cache__",
-        "__classdictcell__",
-        "__dataclass_fields__",
-        "__slotnames__",
-    }
+    | {"__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__parameters__"}
+    | {"__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__orig_bases__"}
+    | {"__dataclass_fields__", "__slotnames__"}
 )
 GLOBALS = "dataset[1]['"  # how the paths of global variables, and of members of classes, begin
 MODULE_NAMES = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__", "__file__"})
@@ -111,22 +98,17 @@ class _NotPlain(Exception):
 
 
 class _Sink:
-    """A file that hashes what is written to it."""
+    """A file that hashes what is written to it, unless told otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, hashes: bool = True) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
         self.nbytes = 0
+        self._hashes = hashes
 
     def write(self, data: bytes) -> None:
-        self.hash.update(data)
-        self.nbytes += len(data)
-
-
-class _NoHash(_Sink):
-    """Hashes nothing."""
-
-    def write(self, data: bytes) -> None:
-        pass
+        if self._hashes:
+            self.hash.update(data)
+            self.nbytes += len(data)
 
 
 class Inputs(ComparedInputs):
@@ -496,12 +478,9 @@ class Inputs(ComparedInputs):
         self.entries[path] = Entry(f"module {name}, not imported yet", file_of_module(name))
 
     def _visit_class(self, cls: type, path: str, depth: int) -> None:
-        if is_library_class(cls):
-            self.entries.setdefault(path, Entry(cls.__qualname__, qualified_name(cls)))
-            return
         self.entries.setdefault(path, Entry(cls.__qualname__, qualified_name(cls)))
         known = f"class {qualified_name(cls)}"
-        if id(cls) in self._classes:
+        if is_library_class(cls) or id(cls) in self._classes:
             return
         self._classes.add(id(cls))
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
@@ -516,7 +495,7 @@ class Inputs(ComparedInputs):
                 continue
             for name, value in list(vars(base).items()):
                 is_skipped = name in SKIPPED_MEMBERS and name not in (self._names or ())
-                if is_skipped or isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                if is_skipped or isinstance(value, SLOTS):
                     continue
                 if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
                     self._visit(value, f"dataset[1]['{qualified_name(base)}.{name}']", depth)
@@ -542,7 +521,7 @@ class Inputs(ComparedInputs):
 
     def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
         """Digest of a value and all it contains. ``plain``: raises _NotPlain at the first object that is not plain."""
-        sink = _Sink() if self._digests else _NoHash()
+        sink = _Sink(self._digests)
         pickler = (_FlatAcrossRuns if self._across_runs else _Flat)(self, sink, plain, path)
         pickler.dump(x)
         self.nbytes += sink.nbytes
