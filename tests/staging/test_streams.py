@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from stoker.staging.streams import dataset_inside
+from stoker.staging.subsets import dataset_inside
 
 
 class Stream(IterableDataset[Any]):

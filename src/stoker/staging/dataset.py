@@ -527,7 +527,7 @@ class Staged(Wrapper):
         assert self.split.memo is not None
         if self._memo is None:
             filler = self._filler
-            self._memo = Memo(self.dataset, store, table, filler.random_states, self._disable, filler.vetting)
+            self._memo = Memo(self.dataset, store, table, filler.random_states, self._disable, filler.vetting.run)
         return self.split.memo.root.run(self._memo, call_of(self.dataset.__getitem__, (index,), {}))
 
     def _without_cache(self, indices: Sequence[Index]) -> list[Sample]:

@@ -34,7 +34,6 @@ import torch
 
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN, VALUES, is_filesystem
-from .compared_inputs import DATASET, IMPORTED, ComparedInputs, lies_in
 from .library_objects import (
     BOUND,
     CONTAINERS,
@@ -63,7 +62,7 @@ from .users_code import (
     token_of_code,
     uses_hashes,
 )
-from .value_digests import Entry, readable
+from .value_digests import DATASET, IMPORTED, ComparedInputs, Entry, lies_in, readable
 
 WIDTH = 200  # items of a container that get entries of their own, unless they are plain
 DEPTH = 40  # nesting depth of objects

@@ -34,7 +34,6 @@ from .store.encode import CacheError, take
 from .store.memory import MemoryTables
 from .store.store import Gone, Store
 from .users_code import is_library_class
-from .vetting import Vetting
 
 PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # exact types: a subclass may have attributes
 SMALL = (np.generic, pathlib.PurePath)
@@ -273,9 +272,9 @@ class Memo:
         table: Table,
         save_random: Callable[[], RandomState],
         on_problem: Callable[..., None],
-        vetting: Vetting,
+        vetted: Callable[[Thunk], tuple[Value, bool]],
     ) -> None:
-        self._vetting = vetting
+        self._vetted = vetted  # makes a call, and says whether its result may be cached
         self.names = names_of(dataset)
         self._store = store  # by number of key
         self._table = table  # maps keys to numbers
@@ -297,7 +296,7 @@ class Memo:
         before = self.states()
         keep_ns = time.thread_time_ns() - cpu
         began = time.perf_counter_ns()
-        out, may_be_kept = self._vetting.run(call)
+        out, may_be_kept = self._vetted(call)
         spent = time.perf_counter_ns() - began
         cpu = time.thread_time_ns()
         if not store.usable or not may_be_kept or before.moved():

@@ -12,7 +12,7 @@ import re
 import time
 import types
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,17 +21,15 @@ from ..core import marked_code
 from ..core.compare import equal_bits
 from ..core.errors import UsageError
 from ..core.random_state import RandomState
-from ..core.types import Attributes, MapDataset
 from . import branches
 from .change_watch import shortly
 from .executed_code import Executed
-from .inputs import Inputs
 from .isolate import output_size, run_isolated
-from .plan import Plan, Unplanned
+from .plan import Unplanned
 from .recompile import compiled_like, marked_lambda
 from .samples import occupy
 from .source import Function, NoSource, tree_of
-from .value_digests import Entry
+from .split import Split
 from .verify import make_unusable
 
 T = TypeVar("T")
@@ -43,28 +41,13 @@ MOST_FAILURES = 2  # after that no more branches are vetted: each may have used 
 SEED = 77_000
 
 
-class Divided(Protocol):
-    """A dataset in two parts; see ``split.Split``."""
-
-    dataset: MapDataset
-    plan: Plan | None
-    opened: dict[str, Entry]
-
-    @property
-    def reads(self) -> set[str] | None: ...
-
-    def globals_now(self) -> Attributes: ...
-
-    def inputs(self, across_runs: bool = False, of_all: bool = False) -> Inputs: ...
-
-
 class Vetting:
     """Decides whether a result may be cached, from the branches that it took. For one process."""
 
     def __init__(
         self,
         dataset: object,
-        split: Divided | None,
+        split: Split | None,
         vetted: branches.Vetted,
         states: Callable[[], RandomState],
         end: Callable[[str], None],

@@ -55,7 +55,7 @@ from ..staging.inputs import functions_of
 from ..staging.late_plan import LateHere, LatePlan
 from ..staging.samples import may_draw
 from ..staging.store.memory import Flag
-from ..staging.streams import dataset_inside
+from ..staging.subsets import dataset_inside
 from ..staging.trial import TrialResult
 from ..staging.users_code import names_in
 from ..workers.can_start import why_not
