@@ -28,7 +28,7 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import parent_process
 from typing import Any, NamedTuple
 
@@ -68,6 +68,7 @@ from .given_workers import (
     UNSEEN,
     ScriptChanges,
     collates_long,
+    made_from,
     own_sampler,
     take_back,
     watch_draws,
@@ -271,12 +272,9 @@ def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
     name = dataset_inside(stream)
     if not name:
         return None
+    why_own_count = f"kept {workers}: the number of workers decides which samples of a stream each worker loads"
     with engine.with_dataset(loader, vars(stream)[name]):
-        known = _manage(
-            loader,
-            applied,
-            f"kept {workers}: the number of workers decides which samples of a stream each worker loads",
-        )
+        known = _manage(loader, applied, why_own_count)
         staged = known.staged_for(loader)
     if known.staged is None:
         return None
@@ -429,17 +427,12 @@ def _why_given_none(loader: LoaderLike, known: ManagedDataset, found: TrialResul
     return cannot
 
 
-def _functions_of(loader: LoaderLike) -> Iterable[types.FunctionType]:
-    """The user's functions that make a loader's batches."""
-    return functions_of(loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,))
-
-
 def _why_alone(loader: LoaderLike) -> str:
     """Why samples in workers would be others than in the script's process; "" if they would not."""
     handle = held(loader.dataset)
     if handle:
         return f"{handle}, which several processes would have to share"
-    asks = any("get_worker_info" in names_in(original(f.__code__))[1] for f in _functions_of(loader))
+    asks = any("get_worker_info" in names_in(original(f.__code__))[1] for f in functions_of(*made_from(loader)))
     return "samples may depend on the number of workers, which get_worker_info() tells" if asks else ""
 
 

@@ -57,7 +57,7 @@ class ScriptChanges:
     ) -> None:
         """``more``: further functions that run."""
         self._staged = staged
-        dataset, functions = _made_from(loader)
+        dataset, functions = made_from(loader)
         self._made_from = dataset, (*functions, *filter(None, more))
         self._opened = found.opened or {}
         self._before = Inputs(*self._made_from).let_go()
@@ -74,7 +74,8 @@ class ScriptChanges:
         return shortly(self._before.changes(Inputs(*self._made_from), self._opened))
 
 
-def _made_from(loader: LoaderLike) -> tuple[MapDataset, tuple[object, ...]]:
+def made_from(loader: LoaderLike) -> tuple[MapDataset, tuple[object, ...]]:
+    """The dataset and the functions that make a loader's batches."""
     return loader.dataset, () if loader.collate_fn is None else (loader.collate_fn,)
 
 
@@ -203,7 +204,7 @@ def _drawn(loader: LoaderLike, found: TrialResult) -> str:
     if not may_draw:
         return ""
     before = seen.made_from
-    if before is not None and not before.changes(Inputs(*_made_from(loader)), found.opened):
+    if before is not None and not before.changes(Inputs(*made_from(loader)), found.opened):
         return "" if seen.batches >= len(loader) else UNSEEN
     applied.draws = Draws()  # the script has changed something since: the next epoch shows whether it draws now
     return UNSEEN
@@ -224,7 +225,7 @@ def watch_draws(loader: LoaderLike, it: Any) -> None:
     if fetcher is None or not applied_to(loader).is_undecided:
         return
     seen = applied_to(loader).draws
-    seen.made_from = seen.made_from or Inputs(*_made_from(loader)).let_go()
+    seen.made_from = seen.made_from or Inputs(*made_from(loader)).let_go()
     generators = find_generators(loader.collate_fn)
     generators += [] if loader.generator is None else [("generator", loader.generator)]
     it._dataset_fetcher = _WatchedFetcher(fetcher, seen, generators)

@@ -83,7 +83,7 @@ class TunerSearch:
             self._first(s)
             self._climb(s, self._fixed(s))
         except BadSample as e:
-            raise UsageError(f"{self.name}: {self._why(e, s)}") from e
+            raise UsageError(f"{self.name}: {self._why(e)}") from e
         best = self.measured.knee(self.measured.rates)
         self._explain(best)
         return best
@@ -175,7 +175,7 @@ class TunerSearch:
         self._base = s
         return s
 
-    def _why(self, e: BadSample, s: Setting) -> str:
+    def _why(self, e: BadSample) -> str:
         last = str(e).strip().splitlines()[-1]
         where = f" ({e.where})" if e.where else ""
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
