@@ -58,7 +58,7 @@ def sample(i: int) -> tuple[torch.Tensor, int]:
 def filled(cache: NodeCache) -> int:
     """Gives a node all samples. Returns its port."""
     port = cache.serve("127.0.0.1", SECRET)
-    worker_of(cache)[1].admit({i: take(sample(i)) for i in range(N)}, 10**9)
+    worker_of(cache)[1].admit({i: take(sample(i)) for i in range(N)})
     return port
 
 

@@ -69,7 +69,7 @@ def test_memory_of_ranks_and_nodes_is_never_unpickled(tmp_path: Path) -> None:
     memory, *_ = node_cache.new_memories(N, None, 1 << 20, 1)
     assert not memory.pickles
     theirs = Store(MemoryTables.of(os.dup(memory.fd), pickles=True), N, 1 << 20)
-    theirs.admit({i: take({"x": Evil(tmp_path / f"{i}")}) for i in range(N)}, 0)
+    theirs.admit({i: take({"x": Evil(tmp_path / f"{i}")}) for i in range(N)})
     assert theirs.account.filled == N
     ours = Store(memory, N, 1 << 20)
     with pytest.raises(CacheError, match="invalid sample type"):

@@ -748,7 +748,7 @@ def test_a_store_gives_back_what_it_let_in(given_samples: list[Any], seed: int) 
     store = Store(MemoryTables(size_of(n, budget)), n, budget)
     order = np.random.default_rng(seed).permutation(n)
     for part in np.array_split(order, 3):
-        store.admit({int(i): take(given_samples[i]) for i in part}, 1)
+        store.admit({int(i): take(given_samples[i]) for i in part})
     at = store.where(np.arange(n))
     assert store.account.prepared == n
     for i in np.flatnonzero(at):

@@ -280,7 +280,7 @@ def test_the_others_budget_is_theirs_until_they_come() -> None:
     store.join()
 
     def fill() -> int:
-        store.admit({i: take(torch.full((each,), i, dtype=torch.uint8)) for i in range(samples)}, 0)
+        store.admit({i: take(torch.full((each,), i, dtype=torch.uint8)) for i in range(samples)})
         return store.account.filled
 
     assert 0 < fill() <= 16

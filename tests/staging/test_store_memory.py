@@ -49,7 +49,7 @@ def is_right(found: Any, i: int) -> bool:
 
 def filled(kind: str) -> Store:
     store = Store(MemoryTables(size_of(N, BUDGET)), N, BUDGET)
-    store.admit({i: take(sample(i, kind)) for i in range(N)}, 0)
+    store.admit({i: take(sample(i, kind)) for i in range(N)})
     assert store.complete
     return store
 
@@ -120,7 +120,7 @@ def test_a_reader_in_the_middle_of_a_copy_drops_it() -> None:
 def test_what_is_written_meanwhile_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled("rows")
     other = Store(MemoryTables(size_of(N, BUDGET)), N, BUDGET)
-    other.admit({i: take(sample(i, "rows")) for i in range(4)}, 0)
+    other.admit({i: take(sample(i, "rows")) for i in range(4)})
     write = MemoryTables.write
 
     def late(self: MemoryTables, *args: Any) -> None:
@@ -129,7 +129,7 @@ def test_what_is_written_meanwhile_is_given_back_too(monkeypatch: pytest.MonkeyP
         write(self, *args)
 
     monkeypatch.setattr(MemoryTables, "write", late)
-    other.admit({i: take(sample(i, "rows")) for i in range(4, N)}, 0)
+    other.admit({i: take(sample(i, "rows")) for i in range(4, N)})
     assert used(other) < 1 << 20
     assert not other.account.filled
     assert store.account.filled == N  # another one

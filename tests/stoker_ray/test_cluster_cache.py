@@ -54,7 +54,7 @@ def nodes():
 def test_what_another_node_has_arrives_to_the_bit(nodes, kind):
     for k in (1, 2):
         _, store = worker_of(nodes[k])
-        store.admit({i: take(sample(i, kind)) for i in range(16 * (k - 1), 16 * k)}, 10**9)
+        store.admit({i: take(sample(i, kind)) for i in range(16 * (k - 1), 16 * k)})
         assert store.account.filled == 16
     worker, _ = worker_of(nodes[0])
     found = worker.fetch([*range(10, 40)], 0.1)
@@ -65,7 +65,7 @@ def test_what_another_node_has_arrives_to_the_bit(nodes, kind):
 
 def test_a_store_that_is_shut_sends_nothing(nodes):
     _, store = worker_of(nodes[1])
-    store.admit({i: take(sample(i, "rows")) for i in range(N)}, 10**9)
+    store.admit({i: take(sample(i, "rows")) for i in range(N)})
     worker, _ = worker_of(nodes[0])
     assert worker.fetch([1], 0.1)
     store.shut("a sample differs from when it was cached")
@@ -82,7 +82,7 @@ def test_asking_that_does_not_pay_is_paused(nodes, monkeypatch):
         worker.fetch([1], 0.1)
     assert asked == [0, 2, 5, 10, 19, 36, 69, 134, 199]
     worker.look_again()
-    store.admit({i: take(sample(i, "rows")) for i in range(N)}, 10**9)
+    store.admit({i: take(sample(i, "rows")) for i in range(N)})
     assert worker.fetch([1], 0.1)  # nobody makes a sample in less time than that
     assert worker.fetch([1], 1e-9)  # it pays less, and is paused
     assert worker.fetch([1], 0.1) == {}

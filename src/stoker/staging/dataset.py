@@ -256,7 +256,7 @@ class Staged(Wrapper):
     def account(self) -> StoreStats:
         """Statistics of the cache."""
         if self._store is None:
-            return StoreStats(self._samples, 0, 0, 0, 0, 0.0, 0.0, NO_CACHE)
+            return StoreStats(self._samples, 0, 0, 0, 0, 0.0, NO_CACHE)
         return self._store.account._replace(samples=self._samples)
 
     @property

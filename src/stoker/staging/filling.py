@@ -159,7 +159,7 @@ class Filler:
         try:
             found = {k: layout(samples[i][0], False).put(samples[i][1]) for k, i in wanted.items() if i in samples}
             if samples:
-                store.admit(samples, 0, fetched=True)
+                store.admit(samples, fetched=True)
             return found
         except CacheError:  # from a class that this process has not defined
             return {}
@@ -174,18 +174,17 @@ class Filler:
 
     def _admit(self, store: Store, indices: Sequence[Index], parts: dict[int, MadePart], keep_ns: int) -> None:
         taken: Samples = {}
-        spent = size = 0
+        size = 0
         began = time.thread_time_ns() - keep_ns
-        for k, (part, nanoseconds) in parts.items():
-            spent += nanoseconds
+        for k, (part, _) in parts.items():
             if int(indices[k]) % self._samples in self._without_part | self._unstored:
                 continue
             size += self._take(taken, store, int(indices[k]) % self._samples, part)
             if size > STORED_AT_ONCE:
-                store.admit(taken, spent, time.thread_time_ns() - began)
-                taken, spent, size, began = {}, 0, 0, time.thread_time_ns()
-        if taken or spent:
-            store.admit(taken, spent, time.thread_time_ns() - began)
+                store.admit(taken, time.thread_time_ns() - began)
+                taken, size, began = {}, 0, time.thread_time_ns()
+        if taken or parts:
+            store.admit(taken, time.thread_time_ns() - began)
 
     def _take(self, taken: Samples, store: Store, i: int, part: Sample) -> int:
         """Takes a part apart for the store. Returns its bytes."""

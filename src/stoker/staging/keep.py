@@ -287,8 +287,8 @@ def _copy(store: Store, indices: NDArray[np.int64], folder: Folder, kept: Store)
             raise CacheError("pickled samples are not kept between runs")
         size += sum(x.nbytes for x in leaves)
         if size > SYNC_BYTES or len(batch) >= SYNC_SAMPLES:
-            kept.admit(batch, 0)
+            kept.admit(batch)
             folder.sync()
             batch, size = {}, 0
-    kept.admit(batch, 0)
+    kept.admit(batch)
     folder.sync()

@@ -295,9 +295,7 @@ class Memo:
         cpu = time.thread_time_ns()
         before = self.states()
         keep_ns = time.thread_time_ns() - cpu
-        began = time.perf_counter_ns()
         out, may_be_kept = self._vetted(call)
-        spent = time.perf_counter_ns() - began
         cpu = time.thread_time_ns()
         if not store.usable or not may_be_kept or before.moved():
             return out  # it draws random numbers after all, so it is never cached
@@ -305,7 +303,7 @@ class Memo:
         if number >= 0:
             try:
                 taken = take(out, pickles=store.medium.pickles)
-                store.admit({number: taken}, spent, keep_ns + time.thread_time_ns() - cpu)
+                store.admit({number: taken}, keep_ns + time.thread_time_ns() - cpu)
             except CacheError as e:
                 self._on_problem(str(e))
         return out

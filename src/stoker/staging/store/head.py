@@ -49,7 +49,6 @@ class StoreHead:
     reason_length = _Number(9)  # bytes of ``reason``; 0 while samples are stored
     row_is_index = _Number(10)  # all samples fit, so sample i is row i
     prepared = _Number(11)  # samples prepared, by all processes
-    prepare_ns = _Number(12)  # time spent on that
     check_memory_at = _Number(13)  # number of reserved bytes at which free memory is checked again
     gather_checked = _Number(14)  # a gathered batch was compared with one made from single samples
     ranks = _Number(16)  # ranks of this node that share the budget

@@ -59,7 +59,6 @@ class StoreStats(NamedTuple):
     nbytes: int  # reserved bytes
     budget: int  # bytes it may reserve
     prepared: int  # samples prepared so far, by all processes
-    prepare_s: float  # total seconds spent on that
     keep_s: float  # total CPU seconds spent on storing them
     reason: str  # why no more samples are stored; "" while they are
     ranks: int = 1  # ranks of this node that fill and read it
@@ -163,7 +162,6 @@ class Store:
             nbytes=head.reserved,
             budget=head.budget,
             prepared=head.prepared,
-            prepare_s=head.prepare_ns / 1e9,
             keep_s=head.store_ns / 1e9,
             reason=head.reason,
             ranks=max(1, head.ranks_joined),
@@ -410,15 +408,14 @@ class Store:
 
     # -- storing
 
-    def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0, fetched: bool = False) -> None:
-        """Stores samples as far as there is space. ``prepare_ns``: total time to prepare them; ``keep_ns``: CPU time
-        spent on storing them so far, to which this call adds its own. ``fetched``: they came from another cache."""
+    def admit(self, samples: Samples, keep_ns: int = 0, fetched: bool = False) -> None:
+        """Stores samples as far as there is space. ``keep_ns``: CPU time spent on storing them so far, to which this
+        call adds its own. ``fetched``: they came from another cache."""
         began = time.thread_time_ns()
         if not self.medium.writable or not self.usable:
             return
         with self.medium.lock():
             self._head.prepared += 0 if fetched else len(samples)
-            self._head.prepare_ns += prepare_ns
             known = max(self._head.prepared, len(self._first) + len(samples))
             enough = known >= min(FIRST_SAMPLES, self.samples // 8)
             if self._head.state == StoreState.UNDECIDED and not enough:
