@@ -200,10 +200,6 @@ _callees: dict[tuple[int, str, str, str], int] = {}
 _sites: dict[int, tuple[object, ...]] = {}  # places in the source of calls by data, by number
 
 
-def _new_number(place: tuple[object, ...]) -> int:
-    return MOST - 1 if len(_numbers) >= MOST else _numbers.setdefault(place, len(_numbers))
-
-
 def compile_with_marks(module: ast.Module, file: str, flags: int) -> types.CodeType:
     """Compiles a syntax tree, instrumented so that each branch records that it ran."""
     marked = ast.fix_missing_locations(_Marker(file).visit(module))
@@ -229,7 +225,7 @@ class _Marker(ast.NodeTransformer):
 
     def _number(self, node: ast.AST, kind: str) -> int:
         place = self._file, getattr(node, "lineno", 0), getattr(node, "col_offset", 0), kind
-        return _new_number(place)
+        return MOST - 1 if len(_numbers) >= MOST else _numbers.setdefault(place, len(_numbers))
 
     def _new_flag(self, node: ast.AST, kind: str) -> ast.Name | None:
         """The local variable that a branch sets; None if it marks itself."""

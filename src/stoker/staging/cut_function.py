@@ -94,11 +94,7 @@ def earlier(position: Position) -> Position | None:
     return tuple(around[:-1]) if around else None
 
 
-def line_of(fn: types.FunctionType, where: Cut) -> int:
-    return _line_at(tree_for(fn, where.unrolled).tree, where.position)
-
-
-def _line_at(tree: ast.FunctionDef, position: Position) -> int:
+def line_at(tree: ast.FunctionDef, position: Position) -> int:
     node: Any = tree.body
     for step in position:
         node = node[step] if isinstance(step, int) else getattr(node, step)
@@ -150,7 +146,7 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> FunctionParts:
     passed = {first, *where.given} - {""}
     cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed, local_variables(tree))
     head, rest = cutter.block(tree.body, ())
-    line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
+    line = line_at(tree, where.position) if rest else tree.body[-1].lineno
     again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
     if not any(isinstance(x, ast.Return) and not hasattr(x, "packs") for y in head for x in ast.walk(y)):
         head = [x for x in head if not is_reset(x, first)]  # the tail runs them each time

@@ -21,7 +21,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from typing import TypeVar
 
 import numpy as np
@@ -42,7 +42,6 @@ from .syntax import (
     is_setup,
     local_variables,
     names_written,
-    names_written_through_locals,
 )
 from .users_code import matches_positions, strings_in
 
@@ -247,8 +246,9 @@ class Executed:
                 return
             if asks is None and called in CLOCKS and not is_library(frame.f_code):
                 asks = CLOCKS[called]
-            if asks is None and getattr(called, "__name__", "") in NATIVE_RANDOM:
-                asks = _native_random(called)
+            name = getattr(called, "__name__", "")
+            if asks is None and type(getattr(called, "__self__", None)).__name__ in NATIVE_RANDOM.get(name, ()):
+                asks = f"{name} of native code"
         except TypeError:  # a method of something that has no hash
             return
         self.asks = self.asks or asks or ""
@@ -331,20 +331,15 @@ def _functions_in(x: Value) -> Iterator[types.FunctionType]:
 _worker_seeds = itertools.count(0x5EED)
 
 
-def _native_random(called: types.BuiltinFunctionType) -> str | None:
-    owner = type(getattr(called, "__self__", None)).__name__
-    return f"{called.__name__} of native code" if owner in NATIVE_RANDOM[called.__name__] else None
-
-
 def written_by(fn: types.FunctionType) -> frozenset[str]:
     """Names of attributes and global variables that a user function may change."""
     return _without_modules(_written(fn.__code__), fn.__globals__)
 
 
-def written_through_locals(fn: types.FunctionType) -> set[str]:
-    """See ``syntax.names_written_through_locals``."""
+def written_through_locals(fn: types.FunctionType) -> Set[str]:
+    """Those of ``written_by`` that are modified through a local variable: ``x = self.kept[i]; x.mul_(2)``."""
     tree = known_tree(fn.__code__)
-    return set() if tree is None else names_written_through_locals(tree, _first_name(fn.__code__))
+    return set() if tree is None else names_written(tree, _first_name(fn.__code__)).through_locals
 
 
 def _without_modules(written: NamesWritten, scope: Attributes) -> frozenset[str]:

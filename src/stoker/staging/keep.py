@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from ..core.files import make_folder
 from ..core.options import parse_bytes
 from ..core.types import JsonObject, Sample
-from .open_store import differing_sample
+from .open_store import differing_sample, disk_free
 from .store.encode import CacheError, pickled
 from .store.folder import LOCK_S, Folder, ReadFolder, check_base, discard, is_of, open_for, paths_for
 from .store.head import SPEC_BYTES
@@ -67,10 +66,7 @@ def quota(folder: Path) -> int:
     asked = os.environ.get(KEEP, "")
     if not asked or asked == "no":
         return 0
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    free = disk_free(folder)
     most = int((free + sum(cache.nbytes for cache in listed(folder))) * DISK_SHARE)
     return most if asked == "disk" else min(free, parse_bytes(asked, most, "--keep"))
 

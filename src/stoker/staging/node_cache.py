@@ -206,11 +206,9 @@ class _Member(Trial):
         data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
         self._received += data
         self._fds += fds
-        return bool(data) and not self._complete()
-
-    def _complete(self) -> bool:
         there = len(self._received) - HEADER.size
-        return there >= 0 and there == HEADER.unpack_from(self._received)[0]
+        is_complete = there >= 0 and there == HEADER.unpack_from(self._received)[0]
+        return bool(data) and not is_complete
 
     def result(self) -> TrialResult:
         why, found = self._others or ("", None)

@@ -64,7 +64,7 @@ def new_store(plan: CachePlan) -> Store | None:
     folder = plan.folder if plan.slots == plan.samples else None  # results of calls are cached in memory only
     try:
         if folder is not None:
-            return _on_disk(plan, folder, plan.budget or _disk_budget(folder))
+            return _on_disk(plan, folder, plan.budget or max(1, int(disk_free(folder) * DISK_SHARE)))
         budget = plan.budget or ram_budget() // resources.ranks()
         memory = plan.memories[0] if plan.memories else MemoryTables(size_of(plan.slots, budget))
         store = Store(memory, plan.slots, budget)
@@ -143,7 +143,8 @@ def budget_of(asked: int | float | str | None, cache: str | None) -> int:
     return 0 if cache is None or asked is None else parse_bytes(asked, resources.memory_of_rank(), "cache_budget")
 
 
-def _disk_budget(folder: Path) -> int:
+def disk_free(folder: Path) -> int:
+    """Free bytes of the disk of a folder, which may not exist yet. Raises OSError if the disk cannot be asked."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return max(1, int(shutil.disk_usage(folder).free * DISK_SHARE))
+    return shutil.disk_usage(folder).free

@@ -247,7 +247,8 @@ class Survey:
 
     def _slow(self, seconds: dict[int, list[float]]) -> set[int]:
         """Numbers of calls that take long enough to be cached."""
-        typical = {n: _typical(spent) for n, spent in seconds.items()}
+        # a lower quartile of a call's times: other load on the machine only adds to them
+        typical = {n: sorted(spent)[len(spent) // 4] for n, spent in seconds.items()}
         least_s = self._least_s * self._samples
         return {n for n, s in typical.items() if s > WORTH_S and s * len(seconds[n]) > least_s}
 
@@ -353,11 +354,6 @@ class Survey:
                 name = key.function.rpartition(".")[2]
                 function.struck |= {n for n, site in function.sites.items() if site.function.endswith(name)}
         self.reasons.append(why)
-
-
-def _typical(spent: list[float]) -> float:
-    """A lower quartile of a call's times: other load on the machine only adds to them."""
-    return sorted(spent)[len(spent) // 4]
 
 
 def _functions(node: MemoNode, function: SurveyedFunction) -> Iterator[KnownFunction]:

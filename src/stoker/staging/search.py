@@ -18,7 +18,7 @@ from ..core.fingerprint import Fingerprint
 from ..core.random_state import RandomState
 from .callee import Call, Callee, callee_of, key_of
 from .containers import Items, Transform, items_of, with_items
-from .cut_function import Cut, before_state_changes, earlier, line_of
+from .cut_function import Cut, before_state_changes, earlier, line_at
 from .executed_code import is_closed
 from .plan import CutNode, PlanNode, SliceNode, Unplanned, WholeNode
 from .probe import Moved, Reached, Recorder, probed
@@ -110,7 +110,8 @@ class PlanSearch:
         where, earlier_change = before_state_changes(callee, where)
         changed = earlier_change or changed
         if changed:
-            self.reasons.append(f"{place_of(fn.__code__.co_filename, line_of(fn, where))} changes {changed}")
+            line = line_at(tree_for(fn, unrolled).tree, where.position)
+            self.reasons.append(f"{place_of(fn.__code__.co_filename, line)} changes {changed}")
         if where.position == (0,) and where.call is None:
             return None
         node = CutNode(where)

@@ -59,7 +59,7 @@ def lambda_of(code: types.CodeType) -> ast.Lambda:
     found = [x for x in ast.walk(module) if isinstance(x, ast.Lambda) and x.lineno == code.co_firstlineno]
     if len(found) > 1 and hasattr(code, "co_positions"):  # Python 3.11
         places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
-        found = [x for x in found if places and all(_begin(x) <= place < _end(x) for place in places)]
+        found = [x for x in found if places and all(_lies_in(place, x.body) for place in places)]
     if len(found) != 1:
         raise NoSource(f"several lambdas begin on the line of {where}")
     return found[0]
@@ -71,12 +71,8 @@ def _as_definition(x: ast.Lambda, name: str) -> Function:
     return Function(ast.fix_missing_locations(ast.copy_location(ast.FunctionDef(name, x.args, [body], []), x)), "")
 
 
-def _begin(x: ast.Lambda) -> tuple[int, int]:
-    return x.body.lineno, x.body.col_offset
-
-
-def _end(x: ast.Lambda) -> tuple[int, int]:
-    return x.body.end_lineno or 0, x.body.end_col_offset or 0
+def _lies_in(place: tuple[int, int], x: ast.expr) -> bool:
+    return (x.lineno, x.col_offset) <= place < (x.end_lineno or 0, x.end_col_offset or 0)
 
 
 def parse_ahead(files: Iterable[str]) -> None:

@@ -156,17 +156,13 @@ class NamesWritten(NamedTuple):
 
     names: Set[str] = frozenset()  # attributes, and global variables that it assigns to
     variables: Set[str] = frozenset()  # global variables with a method that it calls: ``np.sort(x)``
+    through_locals: Set[str] = frozenset()  # those that it modifies through a local variable
 
 
 def names_written(tree: ast.FunctionDef, first: str) -> NamesWritten:
     """What a function modifies. ``first``: its name for ``self``; "" if it has none."""
     found = _Written(tree, first)
-    return NamesWritten(found.names, found.variables)
-
-
-def names_written_through_locals(tree: ast.FunctionDef, first: str) -> set[str]:
-    """Those of ``names_written`` that are modified through a local variable: ``x = self.kept[i]; x.mul_(2)``."""
-    return _Written(tree, first).through_locals
+    return NamesWritten(found.names, found.variables, found.through_locals)
 
 
 class _Written(ast.NodeVisitor):

@@ -19,7 +19,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -54,26 +54,13 @@ CHANGES = "the part before the cut changes data that outlives a sample"
 GLOBAL = set(PROCESS_WIDE)
 
 
-def mean_without_longest(seconds: list[float]) -> float:
-    """Mean of some times, without the longest if there are several: the machine may be busy."""
-    return float(np.mean(sorted(seconds)[: max(1, len(seconds) - 1)]))
-
-
-class SplitCost(NamedTuple):
-    """Cost of a sample in two parts."""
-
-    head_s: float
-    read_s: float
-    nbytes: float
-
-
 def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) -> str:
     """Verifies a plan and fills in its figures. Returns why it must not be used; "" if it may be. The first part must
     not read what the script changes in each epoch (``changing``)."""
     plan.own_caches = samples.own_caches
     verification = _Verification(plan, samples, changing)
     try:
-        costs = verification.run()
+        verification.run()
     except Unplanned:
         return "not all samples run the same path through the code"
     except CacheError as e:
@@ -94,11 +81,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
     is_unknown = code.looks_up_names or made_from.looks_up_names or is_native or verification.holds_objects
     plan.reads = None if is_unknown else samples.may_read(code.names | made_from.names)
-    # The shortest times: other load on the machine only adds to them.
-    plan.head_s = min(c.head_s for c in costs)
-    plan.read_s = min(c.read_s for c in costs)
     plan.tail_s = verification.tail_time()
-    plan.nbytes = float(np.mean([c.nbytes for c in costs]))
     return ""
 
 
@@ -151,25 +134,27 @@ class _Verification:
         self._samples = samples
         self._changing = set(changing)
 
-    def run(self) -> list[SplitCost]:
-        """Returns the costs of the first loaded samples. Raises CacheError if the plan must not be used; Unplanned if
-        not all samples take the same branch."""
-        costs = [self._verify_sample(i, None) for i in self._samples.loaded[:2]]
-        self._plan.scratch = self._attributes_not_read()
+    def run(self) -> None:
+        """Verifies the plan, and fills in what the first loaded samples cost. Raises CacheError if the plan must not be
+        used; Unplanned if not all samples take the same branch."""
+        plan, costs = self._plan, [self._verify_sample(i, None) for i in self._samples.loaded[:2]]
+        head_s, read_s, nbytes = zip(*costs, strict=True)
+        # The shortest times: other load on the machine only adds to them.
+        plan.head_s, plan.read_s, plan.nbytes = min(head_s), min(read_s), float(np.mean(nbytes))
+        plan.scratch = self._attributes_not_read()
         while not self._verify_fresh():
             pass
-        self._plan.stores = self.code.stored_in_lasting
-        if not self._plan.exact:
+        plan.stores = self.code.stored_in_lasting
+        if not plan.exact:
             self._verify_handed_over()
-        return costs
 
     def _head(self, i: int) -> PreparedState:
         return self._plan.head(self._samples.dataset, i)
 
-    def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> SplitCost:
-        """Compares the parts of a sample with the whole. ``first_state``: earlier result of the first part under other
-        random states; None: run it again. Raises CacheError if they differ or the first part cannot be cached; the
-        message says why."""
+    def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> tuple[float, float, float]:
+        """Compares the parts of a sample with the whole. Returns the seconds of the first part, those to read it from
+        memory, and its bytes. ``first_state``: earlier result of the first part under other random states; None: run it
+        again. Raises CacheError if they differ or the first part cannot be cached; the message says why."""
         samples, plan = self._samples, self._plan
         whole = samples.whole(i)
         states = samples.seed_anew()
@@ -200,7 +185,7 @@ class _Verification:
             raise CacheError("the part before the cut draws random numbers")
         plan.moves = sorted({*plan.moves, *moved})
         plan.pickled = plan.pickled or kept.pickled
-        return SplitCost(head_s, read_s, kept.nbytes)
+        return head_s, read_s, kept.nbytes
 
     def _verify_handed_over(self) -> None:
         """Checks that the second part does not read what a library's object keeps of the first part. The containers
@@ -275,7 +260,7 @@ class _Verification:
             with contextlib.suppress(Exception, Unplanned):  # fails for some random numbers
                 self._plan.tail(self._samples.dataset, argument)
             spent.append(time.perf_counter() - start)
-        return mean_without_longest(spent)
+        return float(np.mean(sorted(spent)[: max(1, len(spent) - 1)]))  # not the longest: the machine may be busy
 
     def _verify_unwritten(self, kept: Kept) -> None:
         """Checks that the second part does not write to the first part's result, which is memory of the dataset."""

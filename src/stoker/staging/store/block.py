@@ -49,7 +49,8 @@ def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -
         to += _padded(x.nbytes)
     block[: _HEADER.size] = np.frombuffer(_HEADER.pack(0, len(text), length), np.uint8)
     if checked:
-        block[:_CRC_BYTES] = np.frombuffer(_crc_of(block[:length], i).to_bytes(_CRC_BYTES, "little"), np.uint8)
+        crc = zlib.crc32(block[_CRC_BYTES:].data, zlib.crc32(b"%d:" % i))
+        block[:_CRC_BYTES] = np.frombuffer(crc.to_bytes(_CRC_BYTES, "little"), np.uint8)
     return block
 
 
@@ -86,7 +87,3 @@ def is_intact(heap: Readable, end: int, offset: int, i: int) -> bool:
     for at in range(offset + _CRC_BYTES, offset + length, PIECE):  # a damaged length may be that of the whole file
         found = zlib.crc32(heap[at : min(at + PIECE, offset + length)].data, found)
     return bool(found == crc)
-
-
-def _crc_of(block: Leaf, i: int) -> int:
-    return zlib.crc32(block[_CRC_BYTES:].data, zlib.crc32(b"%d:" % i))

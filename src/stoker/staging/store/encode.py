@@ -131,17 +131,12 @@ def _take_long_list(x: list[Any], out: list[Leaf]) -> Spec | None:
 
 
 def _pickled(x: Sample, out: list[Leaf]) -> Spec:
+    file = io.BytesIO()
     try:
-        data = _pickle(x)
+        _SamplePickler(file, 5).dump(x)
     except Exception as e:
         raise CacheError(f"a sample has a {type(x).__name__}, which cannot be cached: {e}") from e
-    return _leaf(out, data, spec.PICKLED, type(x).__name__)
-
-
-def _pickle(x: Sample) -> bytes:
-    file = io.BytesIO()
-    _SamplePickler(file, 5).dump(x)
-    return file.getvalue()
+    return _leaf(out, file.getvalue(), spec.PICKLED, type(x).__name__)
 
 
 class _SamplePickler(pickle.Pickler):

@@ -163,7 +163,10 @@ class Folder:
     def _check_table(self, name: str, fd: int, header: bytes, size: int) -> None:
         self._files[name] = fd, len(header)
         path = self.path / f"{name}.npy"
-        _check_length(path, fd, size)
+        there = os.fstat(fd).st_size
+        if there != size:
+            problem = "is truncated" if there < size else "is longer than it should be"
+            raise CacheError(f"{path} {problem}: {there:,} bytes of {size:,}")
         if os.pread(fd, len(header), 0) != header:
             raise CacheError(f"{path} has a wrong header")
 
@@ -273,13 +276,6 @@ def _header(dtype: np.dtype[Any], count: int) -> bytes:
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": (count,)})
     return out.getvalue()
-
-
-def _check_length(path: Path, fd: int, want: int) -> None:
-    there = os.fstat(fd).st_size
-    if there != want:
-        problem = "is truncated" if there < want else "is longer than it should be"
-        raise CacheError(f"{path} {problem}: {there:,} bytes of {want:,}")
 
 
 # -- folders
