@@ -132,7 +132,6 @@ class TrialSamples:
         self.made: dict[str, Entry] = {}  # what loading the first sample creates. See ``Inputs.opened``.
         self.of_thread: set[str] = set()  # paths among these of ``threading.local`` objects with plain data
         self.opens: list[str] = []  # paths among these of files, databases, and objects with unreadable state
-        self.settled: PartsByPath = {}  # data of the dataset that loading the first sample changes
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset caches what it loaded
         self.varies = False  # a part without draws gave other bits on a repeat: something unseen keeps a state
         self.draws = False  # loading a sample advanced a generator
@@ -207,7 +206,7 @@ class TrialSamples:
         tell_sample_time(self.sample_s)
         self.generators = find_generators(self.dataset)  # some are created on first use
         before = Fingerprint(self.dataset)
-        self.opened, self.settled = unopened.opened(before), unopened.settled(before)
+        self.opened = unopened.opened(before)
         first_changes = unopened.changed_since(before)
         later = Inputs(self.dataset)
         self.made = inputs.opened(later)
@@ -223,7 +222,7 @@ class TrialSamples:
         again = Inputs(self.dataset)
         changes = map(of_dataset, later.changes(again, self.made | later.made_first(again)))
         self.changes += [change for change in changes if change not in self.changes]
-        self.filled = before.added_or_changed_since(after, {}) + (first_changes if self.settled else [])
+        self.filled = before.added_or_changed_since(after, {}) + (first_changes if unopened.settled(before) else [])
         self._find_own_caches(empty)
 
     def _changed_results(self) -> list[str]:
@@ -277,7 +276,6 @@ class TrialSamples:
         self.made = {path: entry for path, entry in self.made.items() if not f"{path}[".startswith(places)}
         at = tuple(f".{'.'.join(path)}[" for path in grown)
         self.opened = {path: part for path, part in self.opened.items() if not f"{path}[".startswith(at)}
-        self.settled = {path: part for path, part in self.settled.items() if not f"{path}[".startswith(at)}
 
     def some(self) -> list[Index]:
         """Indices of some samples that can be loaded."""
