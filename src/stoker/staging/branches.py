@@ -166,8 +166,7 @@ def _first(number: int, items: Iterator[object]) -> Iterator[object]:
 
 
 def _marks_callee(number: int, called: Any) -> Any:
-    """Marks a branch for each function or class that a call calls. Returns it. Looks no attribute of a user's object
-    up."""
+    """Marks a branch for each function or class that is called, and returns it. Runs no code of the user's objects."""
     fn, kind = called, type(called)
     while kind in WRAPPERS:
         fn = getattr(fn, WRAPPERS[kind])

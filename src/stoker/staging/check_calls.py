@@ -107,8 +107,7 @@ class Replay:
 
 
 class Checker:
-    """Substitute for ``Memo`` that makes each cached call twice, under different random states, and compares the
-    results."""
+    """Substitute for ``Memo`` that makes each cached call twice, under different random states, and compares."""
 
     def __init__(
         self,

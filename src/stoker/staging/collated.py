@@ -56,8 +56,7 @@ class CollateSamples(TrialSamples):
 
 
 def collate_samples(samples: TrialSamples, collate_fn: Callable[[list[Sample]], Batch]) -> CollateSamples | None:
-    """Makes batches for the trial of a collate function; None if it takes too little time. Sets
-    ``samples.collate_s``."""
+    """Makes batches for the trial of a collate function, None if it takes little time; sets ``samples.collate_s``."""
     made: list[Sample] = []
     until = time.monotonic() + MOST_S
     for i in [*samples.loaded, *samples.fresh]:

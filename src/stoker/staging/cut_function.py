@@ -219,8 +219,7 @@ class _Cutter:
         return [*before, *head], [changed, *as_in_source(after)]
 
     def _enter(self, statement: ast.stmt, place: Position, name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Splits a statement with the cut in one of its blocks. Returns its replacements in the head and in the
-        tail."""
+        """Splits a statement with the cut in one of its blocks. Returns its replacements in head and tail."""
         head, rest = self.block(getattr(statement, name), (*place, name))
         entered: Any = copy.copy(statement)
         self.entered[id(entered)] = name
@@ -247,8 +246,7 @@ class _Cutter:
         return [entered], rest
 
     def _leaving(self, statement: Any) -> Any:
-        """Makes the ``except`` blocks of a statement abandon the sample if they would change state that outlives the
-        call."""
+        """Makes ``except`` blocks abandon the sample if they would change state that outlives the call."""
         if not isinstance(statement, ast.Try):
             return statement
         out = copy.copy(statement)

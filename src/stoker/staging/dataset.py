@@ -436,8 +436,7 @@ class Staged(Wrapper):
 
     @property
     def read_threads(self) -> int | str:
-        """Number of threads with which a worker process makes deterministic parts concurrently. See
-        ``stoker.DataLoader``."""
+        """Number of threads that make deterministic parts in a worker process. See ``stoker.DataLoader``."""
         return self._filler.read_threads
 
     @read_threads.setter
@@ -507,8 +506,7 @@ class Staged(Wrapper):
         return True
 
     def is_same(self, store: Store, indices: Sequence[Index], locations: Sequence[int]) -> bool:
-        """Occasionally recomputes a stored sample of a batch. Returns False if it differs; the cache is then
-        discarded."""
+        """Occasionally recomputes a stored sample of a batch. Returns False, and discards the cache, if it differs."""
         k = self._filler.to_compare(locations)
         if k is None:
             return True

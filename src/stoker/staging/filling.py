@@ -62,8 +62,7 @@ class OtherCaches(Protocol):
         """Call when an epoch begins: they may have samples that they lacked before."""
 
     def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
-        """Fetches those of the samples that they have, in the form that a store accepts. ``part_s``: time to make one;
-        0.0 if unknown."""
+        """Fetches the samples that they have, as a store accepts them. ``part_s``: time to make one; 0.0 if unknown."""
 
 
 class Filler:
@@ -259,8 +258,7 @@ class Filler:
         return False
 
     def by_threads(self, indices: Sequence[Index]) -> dict[int, MadePart | None]:
-        """Makes deterministic parts with threads, by position, as far as that pays off: in worker processes, where
-        making them mostly waits."""
+        """Makes deterministic parts with threads, by position: in worker processes, if making them mostly waits."""
         if torch.utils.data.get_worker_info() is None or not owns_global_generators():
             return {}
         if self.reads is None:
@@ -360,8 +358,7 @@ class Filler:
         return not self._in_turn and not any(differs(self.random_states, make, read) for make, read in makes)
 
     def compare_part(self, index: Index, read: Callable[[], Sample]) -> bool:
-        """Recomputes the deterministic part of a stored sample. Returns whether it is the same; a difference disables
-        the cache."""
+        """Recomputes the deterministic part of a stored sample. Disables the cache and returns False if it differs."""
         is_same = not self.comparison.differs(self.random_states, lambda: self._prepare(index), read)
         if not is_same:
             self._differs(index)

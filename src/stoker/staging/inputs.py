@@ -445,8 +445,7 @@ class Inputs(ComparedInputs):
             self._visit_import(f"{module.__name__}.{name}", mentioned, depth - 1, only_loaded=True)
 
     def _visit_value_of_library(self, names: tuple[str, ...], scope: dict[str, Held], depth: int) -> None:
-        """Visits library values such as ``sys.argv`` or ``torch.backends.cudnn.benchmark``, and functions that the
-        script has put into a library."""
+        """Visits library values such as ``sys.argv``, and functions that the script has put into a library."""
         found = scope.get(names[0])
         for name in names[1:]:
             is_module = isinstance(found, types.ModuleType) and not is_users_module(found)
@@ -539,8 +538,7 @@ class Inputs(ComparedInputs):
 
 
 class _Flat(pickle.Pickler):
-    """Pickles a value with its items and their attributes by value: ``fast`` omits everything that depends on
-    identity."""
+    """Pickles a value with its items and their attributes by value: ``fast`` omits what depends on identity."""
 
     def __init__(self, inputs: Inputs, sink: _Sink, plain: bool, path: str) -> None:
         super().__init__(sink, 5)
@@ -593,8 +591,7 @@ class _Flat(pickle.Pickler):
 
 
 class _FlatAcrossRuns(_Flat):
-    """Writes sets in an order independent of hashes, which differ between processes. Those of numbers do not: their
-    order counts."""
+    """Writes sets in an order independent of hashes, which differ between processes; not those of numbers."""
 
     def persistent_id(self, x: Held) -> object:
         if type(x) not in (set, frozenset) or all(type(item) is int for item in x):

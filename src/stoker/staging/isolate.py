@@ -84,8 +84,7 @@ class SideEffect(UsageError):
 
 
 class Trial:
-    """Runs a function in a child process, which returns its result as a pickle. The kernel kills the child after
-    ``limit_s`` seconds."""
+    """Runs a function in a child process, which sends its result as a pickle. After ``limit_s`` the kernel kills it."""
 
     memories: Sequence[MemoryTables] = ()  # the node's memory for the cache, if its ranks share one
     sample_s = math.inf  # seconds for the first sample, once the child has made it; see ``tell_sample_time``
@@ -126,8 +125,7 @@ class Trial:
         return False
 
     def result(self) -> Any:
-        """Returns the function's result. Call only after ``wait`` returned True. Raises UsageError if the function
-        raised an error or the child died."""
+        """Returns the function's result, once ``wait`` returned True. Raises UsageError if it or the child failed."""
         if not any(self._parts):
             raise UsageError(self._ended)
         try:

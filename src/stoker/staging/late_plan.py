@@ -90,8 +90,7 @@ class LatePlan:
         self._length[0] = len(data)  # last: a worker may look at any time
 
     def read(self, dataset: MapDataset) -> MapDataset | None:
-        """In a worker: wraps the worker's own dataset in what was published; None if nothing was. Raises an exception
-        if that fails."""
+        """Wraps a worker's own dataset in what was published; None if nothing was. Raises any exception."""
         length = int(self._length[0])
         if not length:
             return None

@@ -342,8 +342,7 @@ def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
 
 
 def names_of(dataset: MapDataset) -> dict[int, str]:
-    """The dataset, nested datasets, and objects of user classes in them, by id: their methods' results may be
-    cached."""
+    """By id: the dataset, and objects of user classes in it. Results of their methods may be cached."""
     out: dict[int, str] = {}
     waiting: list[tuple[str, object]] = [("dataset", dataset)]
     while waiting:

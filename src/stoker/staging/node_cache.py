@@ -156,8 +156,7 @@ class _Owner(Trial):
                 connection.sendall(answer)
 
     def _agree(self) -> bytes:
-        """Creates the memory. Returns what the others receive: the digest to compare with theirs, why the trial failed,
-        and its result."""
+        """Creates the memory. Returns for the others: the digest to compare, why the trial failed, and its result."""
         try:
             found = self.result()
         except StokerError as e:

@@ -78,8 +78,7 @@ def new_store(plan: CachePlan) -> Store | None:
 
 
 def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
-    """Opens a cache on disk. Recreates one that is damaged, too small, or has a sample that differs from the
-    dataset's."""
+    """Opens a cache on disk. Recreates it if it is damaged, too small, or has a sample that differs."""
     key = plan.key()
     why = ""
     for attempt in (1, 2):

@@ -58,8 +58,7 @@ class OwnList(list[object]):
 
 
 def empty_ones(dataset: MapDataset) -> set[Path]:
-    """Attributes that may be such caches: empty dictionaries, and lists of None. Anything that the script has put in
-    must be used."""
+    """Attributes that may be such caches: empty dictionaries, and lists of None. The script has put nothing in."""
     out: set[Path] = set()
     holder: object = dataset
     for depth in range(NESTED):

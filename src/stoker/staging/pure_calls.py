@@ -65,8 +65,7 @@ class MemoPlan:
 
 
 class Survey:
-    """Looks for calls that can be cached. ``changing``: attributes that the script changes in each epoch, which the
-    calls must not read."""
+    """Looks for calls that can be cached, and do not read what the script changes in each epoch (``changing``)."""
 
     def __init__(self, samples: TrialSamples, changing: Collection[str] = ()) -> None:
         self.samples = samples
@@ -364,8 +363,7 @@ def _functions(node: MemoNode, function: SurveyedFunction) -> Iterator[KnownFunc
 
 
 def _unchecked(functions: Collection[KnownFunction]) -> list[tuple[SurveyedFunction, int]]:
-    """Selected calls that no check has made; without those that are identified by arguments, of functions that another
-    call has checked."""
+    """Selected calls that no check has made. Calls by arguments count as made if any call of the function was."""
     checked = {function.sites[n].function for node, function in functions for n in node.asked & node.by_args}
     return [
         (function, n)

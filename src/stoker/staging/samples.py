@@ -436,8 +436,7 @@ class TrialSamples:
 
     @property
     def forgets(self) -> str:
-        """A function with ``lru_cache`` that keeps a limited number of results; "" if none. Which ones it keeps depends
-        on each call."""
+        """A function with ``lru_cache`` of limited size, whose content depends on each call; "" if there is none."""
         limited = (f for f in self._caches if f.cache_parameters()["maxsize"] is not None)
         return next((str(getattr(f, "__name__", f)) for f in limited), "")
 

@@ -56,16 +56,14 @@ class PlanSearch:
         return None if isinstance(found, WholeNode) else found
 
     def _has_moved(self, states: RandomState) -> Callable[[], bool]:
-        """Returns a function that tells whether a generator has advanced since, or (on request) whether something that
-        outlives a call has changed."""
+        """Returns a function: whether a generator has advanced since, or (on request) anything lasting has changed."""
         if not self._stop_at_changes:
             return lambda: bool(states.moved())
         before = Fingerprint(self._samples.readable())
         return lambda: bool(states.moved()) or bool(before.changed(self._samples.readable()))
 
     def _node(self, call: Call, depth: int, given: tuple[str, ...] = ()) -> PlanNode | None:
-        """Returns a node for a call that advances generators; None if no part of it can be cached. ``given``: see
-        ``Cut``."""
+        """Returns a node for a call that draws; None if no part of it can be cached. ``given``: see ``Cut``."""
         if not depth:
             return None
         items = items_of(call.function)

@@ -15,8 +15,7 @@ from ..core.marked_code import original
 
 
 class NoSource(Exception):
-    """A function cannot be rewritten: its source is missing, ambiguous, or differs from the running code. The message
-    says which."""
+    """A function cannot be rewritten: its source is missing, ambiguous, or differs from the code that runs."""
 
 
 class Function(NamedTuple):
@@ -27,8 +26,7 @@ class Function(NamedTuple):
 
 
 def tree_of(fn: types.FunctionType) -> Function:
-    """Returns the definition of a function. Raises NoSource if there is none, or the file changed since it was
-    imported."""
+    """Returns the definition of a function. Raises NoSource: there is none, or the file changed since the import."""
     return tree_of_code(fn.__code__)
 
 
@@ -47,8 +45,7 @@ def known_tree(code: types.CodeType) -> ast.FunctionDef | None:
 
 
 def lambda_of(code: types.CodeType) -> ast.Lambda:
-    """Returns the definition of a lambda. Raises NoSource if there is none, or the file changed since it was
-    imported."""
+    """Returns the definition of a lambda. Raises NoSource as ``tree_of`` does."""
     lines = tuple(linecache.getlines(code.co_filename))
     _, codes = _parsed(code.co_filename, lines)
     where = f"a lambda ({code.co_filename}:{code.co_firstlineno})"

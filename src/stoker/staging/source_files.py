@@ -285,8 +285,7 @@ def _texts_in_class(cls: type) -> Iterator[str]:
 
 
 def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable[str]) -> set[str] | None:
-    """Suffixes in the code's strings and in short strings of the dataset, plus "" for no suffix. None: the code lists
-    folders, so every file counts."""
+    """Suffixes in strings of the code and short ones of the dataset, and "". None: the code lists folders."""
     out = {""}
     for fn in functions:
         for code in codes_of(original(fn.__code__)):
@@ -303,8 +302,7 @@ def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable
 
 
 def _paths_in_code(functions: Iterable[types.FunctionType]) -> Iterator[str]:
-    """Yields strings in the code that name a file; those that name a folder only if it lists folders: a folder's name
-    is often a word."""
+    """Yields strings in the code that name a file; or a folder, often by chance, if the code lists folders."""
     for fn in functions:
         for code in codes_of(original(fn.__code__)):
             lists = not LISTS.isdisjoint(code.co_names)

@@ -79,8 +79,7 @@ class Split:
         self.exact = self.plan is not None and self.plan.exact
 
     def prepare(self, index: Index) -> PreparedState:
-        """Makes the part of a sample to be cached. Raises Unplanned if the sample takes another branch than in the
-        trial."""
+        """Makes the part of a sample to be cached. Raises Unplanned if it takes another branch than in the trial."""
         assert self.plan is not None
         return self.plan.head(self.dataset, index)
 

@@ -243,8 +243,7 @@ def _without_items(node: ast.expr) -> ast.expr:
 
 
 def is_reset(statement: ast.stmt, first: str) -> bool:
-    """Whether a statement is like ``self.errors = 0``, which the second part runs. ``first``: the function's name for
-    ``self``; "" if it has none."""
+    """Whether a statement is like ``self.errors = 0``, which the second part runs. ``first``: as for ``is_setup``."""
     if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant) and first):
         return False
     return all(isinstance(t, ast.Attribute) and is_name(t.value, first) for t in statement.targets)

@@ -204,8 +204,7 @@ def _found(samples: TrialSamples, until: float, changing: Changing) -> TrialResu
 
 
 def _found_for_long(samples: TrialSamples, until: float, changing: Changing) -> TrialResult:
-    """Finds what to cache. What has changed once may change again: a cache that does not depend on it is taken if it
-    saves nearly as much."""
+    """Finds what to cache. Prefers what does not depend on what has changed once, if it saves nearly as much."""
     saved_s = 0.0
     if changing.once:
         lasting = _found_without(samples, until, changing.often | changing.once)

@@ -30,8 +30,7 @@ def tree_for(fn: types.FunctionType, unrolled: bool, named: bool = False) -> Fun
 
 
 def _name_self(tree: ast.FunctionDef) -> None:
-    """Turns a decorator's ``def wrapper(*args): return fn(*args)`` into ``def wrapper(self, *args): return fn(self,
-    *args)``."""
+    """Gives ``self`` a name: ``wrapper(*args): return fn(*args)`` takes and passes ``self, *args``."""
     name = "" if tree.args.vararg is None else tree.args.vararg.arg
     if tree.args.posonlyargs or tree.args.args or name not in bound_once(tree.body, params_of(tree)):
         return

@@ -1,5 +1,5 @@
-"""Digests of single values: plain ones, arrays, tensors, tables, files, and the pickled state of native objects; and what
-differs between two walks over what making a sample may read (``inputs.Inputs``).
+"""Digests of single values: plain ones, arrays, tensors, tables, files, and the pickled state of native objects; and
+what differs between two walks over what making a sample may read (``inputs.Inputs``).
 
 A digest covers every byte of the value. If that is impossible, ``opaque`` names the object.
 """
@@ -69,9 +69,7 @@ def readable(path: str) -> str:
 
 
 class ValueDigests(ABC):
-    """Makes entries for values without parts. ``shared``: whether memory that processes share counts; ``across_runs``:
-    digests are the same in every process.
-    """
+    """Makes entries for values without parts. ``shared``, ``across_runs``, ``digests``: as for ``Inputs``."""
 
     def __init__(self, shared: bool, across_runs: bool, digests: bool = True) -> None:
         self._digests = digests
@@ -269,8 +267,7 @@ class ComparedInputs(ValueDigests):
     """Entries by path that can be compared with later ones of the same object."""
 
     def changes(self, later: ComparedInputs, opened: dict[str, Entry] | None = None) -> list[str]:
-        """Describes the differences from later inputs of the same object. ``opened``: what loading samples creates on
-        first use, by path; it may exist or not."""
+        """Describes what differs in later inputs of the same object. ``opened``: by path, what may exist or not."""
         opened = opened or {}
         out: list[str] = []
         for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith(DATASET)):

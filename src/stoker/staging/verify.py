@@ -275,8 +275,7 @@ class _Verification:
                 raise CacheError("the part after the cut writes to memory that the dataset owns")
 
     def _changing_and_not_named(self) -> Iterator[tuple[str, list[object]]]:
-        """Attributes of datasets that the script changes in each epoch and that only library code names: Pillow images
-        also have a ``size``, for example."""
+        """Attributes that the script changes in each epoch and only library code names: images have a ``size``, too."""
         datasets = list(inner_datasets(self._samples.dataset))
         for name in self._changing - self.code.user_names:
             holders = [x for x in datasets if name in own_attributes(x) and not _library_names(type(x), name)]
@@ -389,8 +388,7 @@ _UNUSABLE = _Unusable()
 
 
 def make_unusable(readable: object, paths: Collection[str]) -> list[tuple[Attributes, str, object]]:
-    """Replaces the values of attributes, by path, with an object that must not be read. Returns where, and what was
-    there."""
+    """Replaces attributes, by path, with an object that must not be read. Returns where, and what was there."""
     before = []
     for path in paths:
         place, _, name = path.removeprefix("dataset").rpartition(".")

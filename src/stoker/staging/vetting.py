@@ -108,8 +108,7 @@ class Vetting:
         return is_same
 
     def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, bool, list[str]]:
-        """Whether ``make`` gives the same again and changes nothing; whether it changes something; and its changes to
-        what cached parts read."""
+        """Whether ``make`` gives the same and changes nothing; whether it changes anything; what of that is read."""
         split = self._split
         plan = None if split is None else split.plan
         held = None if split is None else split.inputs(of_all=True)
@@ -149,8 +148,7 @@ def _name_in(change: str) -> str:
 
 
 def mark(functions: Iterable[types.FunctionType]) -> str:
-    """Instruments functions. Returns why samples may not be cached: a function has no source; "" if all are
-    instrumented."""
+    """Instruments functions. Returns why samples may not be cached, if one has no source; "" if all have."""
     why = ""
     for fn in functions:
         code = fn.__code__

@@ -130,8 +130,7 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
 
 
 def _is_in_a_sample() -> bool:
-    """Whether another loader's batch is being made: a sample that iterates over a loader of its own, which lives for as
-    long as the sample takes."""
+    """Whether another loader's batch is being made: a sample may iterate over a loader of its own."""
     if get_worker_info() is not None:
         return True
     frame: types.FrameType | None = sys._getframe()

@@ -184,8 +184,7 @@ def _check(loader: object, step: object, margin: float, seconds: float) -> None:
 
 
 def counted() -> tuple[ModuleType, torch.device] | None:
-    """Returns torch's module for the accelerator and the current device; None if there is none that reports its
-    memory."""
+    """Returns torch's module for the accelerator, and the device; None if none reports its memory."""
     device = accelerator()
     if device is None or device.type not in ("cuda", "xpu"):
         return None

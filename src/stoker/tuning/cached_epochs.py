@@ -47,8 +47,7 @@ class Epoch(NamedTuple):
 
 
 class CachedEpochs:
-    """History of one loader's epochs. ``sample_s``: seconds for a sample whose deterministic part is cached, including
-    its collation."""
+    """History of one loader's epochs. ``sample_s``: seconds for a cached sample, including its collation."""
 
     def __init__(self, sample_s: float, workers: int, cores: int) -> None:
         self._sample_s = sample_s

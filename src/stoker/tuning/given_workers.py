@@ -232,8 +232,7 @@ def watch_draws(loader: LoaderLike, it: Any) -> None:
 
 
 class _WatchedFetcher:
-    """Wraps torch's fetcher and records whether it draws. It forms no reference cycle, so the dataset is freed with its
-    iterator."""
+    """Wraps torch's fetcher and records whether it draws. Forms no reference cycle, which would keep the dataset."""
 
     def __init__(self, fetcher: Any, seen: Draws, generators: list[tuple[str, Any]]) -> None:
         self._fetcher, self._seen, self._generators = fetcher, seen, generators

@@ -74,8 +74,7 @@ def _generators(loader: LoaderLike) -> RandomState:
 
 
 def decide(loader: LoaderLike, found: TrialResult | None, staged: Staged | None) -> None:
-    """Tells the engine whether the workers of the coming epoch may stay, and ends those of the last one if a new worker
-    would not be the same."""
+    """Tells the engine whether workers stay for the coming epoch; ends the last ones if a new one would differ."""
     state, applied = state_of(loader), applied_to(loader)
     never = found is None or staged is None or not staged.usable or why_never(loader, found)
     is_over = bool(never) or time.monotonic() >= applied.kept_until

@@ -249,8 +249,7 @@ class ManagedDataset:
             self.start_trial()
 
     def late_plan(self, loader: LoaderLike) -> LatePlan | LateHere | None:
-        """Returns how an epoch that is about to begin receives the cache if the trial ends during it; None if it has
-        ended."""
+        """Returns how a coming epoch receives the cache if the trial ends during it; None if it has ended."""
         if self.trial is None or self.staged is not None or self.is_single_pass:
             return None
         if not int(loader.num_workers):
@@ -391,8 +390,7 @@ class ManagedDataset:
         return subsets.with_whole(loader.dataset, self.staged)
 
     def _changed_by(self, loader: LoaderLike, asked: Sequence[object], staged: Staged) -> str:
-        """An attribute or global variable that the loader's functions may change and a cached part may read; "" if
-        none."""
+        """A name that the loader's functions may change and a cached part may read; "" if there is none."""
         split = staged.split
         functions = [fn for fn in asked if fn is not None and not is_plain(fn)]
         if split is None or not functions:
@@ -422,8 +420,7 @@ class ManagedDataset:
         return self.staged is not None and not any(loader() is not None for loader in self._loaders)
 
     def release(self) -> Callable[[], MapDataset | None]:
-        """Drops the dataset and its cache; the report stays. An iterator may still use them. Returns a weak reference
-        to the dataset."""
+        """Drops the dataset and its cache, not the report. Returns a weak reference: iterators may still use it."""
         released: Callable[[], MapDataset | None] = lambda: None  # noqa: E731
         with contextlib.suppress(TypeError):
             released = weakref.ref(self.dataset)
@@ -477,8 +474,7 @@ class ManagedDataset:
         return maker is Maker.SCRIPT and staged.account.filled > 0
 
     def _filled(self, staged: Staged, loader: LoaderLike) -> tuple[int, int]:
-        """Number of a loader's samples in the cache, and their total; for cached calls, all results and the
-        capacity."""
+        """Number of a loader's samples in the cache, and their total; for calls, all results and the capacity."""
         indices = subsets.indices(loader.dataset)
         if indices is None or staged._store is None or staged._table is not None:
             return staged.account.filled, staged.capacity
@@ -526,8 +522,7 @@ def as_script_made_it(loader: LoaderLike) -> Iterator[Batch]:
 
 
 def _weakly(x: T) -> Callable[[], T | None]:
-    """Returns a function that returns the object, or None once the script has dropped it. Holds lists and other objects
-    without weak references."""
+    """Returns a function that returns the object; None once it is dropped. Holds what has no weak references."""
     try:
         return weakref.WeakMethod(x) if isinstance(x, types.MethodType) else weakref.ref(x)
     except TypeError:

@@ -70,8 +70,7 @@ class TunerSearch:
         self.notes: list[str] = [measurements.tasks.note] if measurements.tasks.note else []
 
     def run(self) -> Setting:
-        """Returns the setting to recommend. Raises UsageError if a sample cannot be loaded, or no batch arrives within
-        the budget."""
+        """Returns the setting to recommend. Raises UsageError if a sample cannot be loaded or is too slow."""
         s = Setting(1, batch_size=self.loader.batch_size)
         if "num_workers" in self.knobs and self.measured.is_stream and not divides(self.loader.dataset):
             self._hold("num_workers", NOT_DIVIDED)
@@ -108,8 +107,7 @@ class TunerSearch:
             self.notes.append(f"the time limit was reached during a measurement: {e}")
 
     def _rounds(self, s: Setting) -> Setting:
-        """Coordinate search: one knob after the other, each from the best setting so far, until none moves. Where the
-        time is over none does."""
+        """Coordinate search: one knob after the other, from the best setting so far, until none moves."""
         knobs = (self._num_workers, self._prefetch_factor, self._batch_size)
         settled = 0  # so many knobs have their best value beside the values that the others have now
         for knob in itertools.cycle(knobs):
@@ -149,8 +147,7 @@ class TunerSearch:
         )
 
     def _reuse_tasks(self, window: BenchWindow) -> bool:
-        """Lets later windows repeat earlier samples, unless an epoch reads more than memory holds. Returns whether it
-        does."""
+        """Lets later windows repeat earlier samples if memory holds what an epoch reads. Returns whether it does."""
         tasks, dataset = self.measured.tasks, self.loader.dataset
         if self.measured.is_stream or not tasks.has_enough or not hasattr(dataset, "__len__"):
             return False

@@ -118,8 +118,7 @@ def _take_other(x: Sample, out: list[Leaf], dense: bool) -> Spec:
 
 
 def _take_long_list(x: list[Any], out: list[Leaf]) -> Spec | None:
-    """Encodes a list of numbers and strings, or of rows of them, as tokenizers and tables produce; returns None for any
-    other list."""
+    """Encodes a list of numbers and strings, or of rows of them, as tokenizers produce; returns None for others."""
     kind = type(x[0]) if x else None
     in_rows = kind in (tuple, list) and set(map(type, x)) == {kind}
     items = list(itertools.chain.from_iterable(x)) if in_rows else x

@@ -34,8 +34,7 @@ class _Number:
 
 
 class StoreHead:
-    """The shared fields of a store. Hold the store's lock to change one. The indices are part of a file format: see
-    ``folder.FORMAT``."""
+    """The shared fields of a store. Hold its lock to change one. The indices are a format: see ``folder.FORMAT``."""
 
     state = _Number(0)
     samples = _Number(1)  # length of the dataset; 0 in a new store

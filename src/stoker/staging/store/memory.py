@@ -72,8 +72,7 @@ class Lock:
         return fd if identity(fd) == self._file else -1
 
     def forked(self) -> None:
-        """Call in a forked child: the inherited lock is the parent's, and would stay locked after the parent's
-        death."""
+        """Call in a forked child: the inherited lock is the parent's, and would stay locked when that dies."""
         if self._close is not None:
             self._close()
         self._own = self._close = None
@@ -181,8 +180,7 @@ class MemoryTables:
         return MemoryTables._attached, (reduction.DupFd(self.fd), self.pickles)
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
-        """Maps ``count`` values from byte ``start`` on, a multiple of the page size; zeros where nothing was
-        written."""
+        """Maps ``count`` values from byte ``start`` on, a multiple of the page size. They are zeros until written."""
         dtype = np.dtype(dtype)
         whole = np.frombuffer(map_shared(self.fd, max(1, count * dtype.itemsize), start), np.uint8)
         return whole[: count * dtype.itemsize].view(dtype)
@@ -200,8 +198,7 @@ class MemoryTables:
             at, left = at + n, left[n:]
 
     def give_back(self, start: int) -> None:
-        """Returns all memory from byte ``start`` on, a multiple of the page size, to the system, in all processes. It
-        then reads as zeros."""
+        """Frees all memory from byte ``start`` on, a multiple of the page size, in all processes. It reads as zeros."""
         punch(self.fd, start, os.fstat(self.fd).st_size - start)
 
     def seal(self) -> None:

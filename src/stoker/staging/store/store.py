@@ -84,8 +84,7 @@ def _begun_start(samples: int) -> int:
 
 
 class Store:
-    """Samples by index; a stored sample is never evicted. Raises CacheError if it is a store of another dataset, or
-    damaged."""
+    """Samples by index, never evicted. Raises CacheError if it is a store of another dataset, or damaged."""
 
     def __init__(self, medium: Medium, samples: int, budget: int) -> None:
         self.medium = medium
@@ -185,8 +184,7 @@ class Store:
             self._head.gather_checked = value
 
     def shut(self, reason: str) -> bool:
-        """Stops serving and storing samples in all processes, and frees their memory. Returns whether this call did
-        it."""
+        """Stops serving and storing in all processes, and frees their memory. Returns whether this call did it."""
         with self.medium.lock():
             if self._head.state == StoreState.DISABLED or not self.medium.writable:
                 return False
@@ -207,8 +205,7 @@ class Store:
         self.medium.give_back(_tables_start(self.samples))
 
     def _look_at_memory(self) -> None:
-        """Frees the memory if the machine runs short. Every reading process checks, because the loader may be torch's,
-        which does not."""
+        """Frees the memory if the machine runs short. Every reading process checks: torch's loader does not."""
         self._next_look = time.monotonic() + LOOK_S
         self._low = self._low or resources.memory_low()
         left = resources.memory_available()
@@ -391,8 +388,7 @@ class Store:
         return self._tables.tensors if self._tables is not None else []
 
     def ready(self) -> bool:
-        """Opens the tables once any process has decided how samples are stored. Returns whether they are open. Raises
-        CacheError for damaged files."""
+        """Opens the tables once it is decided how samples are stored; returns whether. Raises CacheError if damaged."""
         if self._tables is not None:
             return True
         if self._head.state not in (StoreState.ROWS, StoreState.BLOCKS) or self._no_room_for_tables:
@@ -433,8 +429,7 @@ class Store:
                 self.medium.seal()
 
     def _decide(self, samples: Samples) -> None:
-        """Decides from the first samples how samples are stored: as rows if all have one type of fixed size. Hold the
-        lock."""
+        """Decides how samples are stored: as rows if the first have one type of fixed size. Hold the lock."""
         head = self._head
         state = StoreState.BLOCKS
         specs = {type_spec for type_spec, _ in samples.values()}
