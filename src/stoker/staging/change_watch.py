@@ -35,34 +35,25 @@ COMPARE_SHARE = 100  # comparing takes at most one of this many parts of the tim
 
 
 class Changing(NamedTuple):
-    """Names of what the script has changed in a dataset.
+    """Names of what the script has changed in a dataset."""
 
-    Attributes:
-        often: changed before two consecutive epochs. Cached parts must not depend on it.
-        once: changed before this epoch. Cached parts should not depend on it, if that costs little.
-    """
-
-    often: Set[str] = frozenset()
-    once: Set[str] = frozenset()
+    often: Set[str] = frozenset()  # before two consecutive epochs: cached parts must not depend on it
+    once: Set[str] = frozenset()  # before this epoch: cached parts should not depend on it, if that costs little
 
 
 UNCHANGED = Changing()
 
 
 class Discards:
-    """Counts caches that ended because the dataset changed.
-
-    Attributes:
-        too_many: the dataset changes before each epoch, so nothing must be cached any more.
-        changing: what ended them.
-    """
+    """Counts caches that ended because the dataset changed."""
 
     def __init__(self) -> None:
-        self.changing = UNCHANGED
+        self.changing = UNCHANGED  # what ended them
         self._in_a_row = 0
 
     @property
     def too_many(self) -> bool:
+        """Whether the dataset changes before each epoch, so that nothing must be cached any more."""
         return self._in_a_row > MAX_DISCARDS
 
     def add(self, changes: Sequence[str]) -> None:

@@ -360,20 +360,9 @@ class Staged(Wrapper):
             self._kept.threads_matter = matter
 
     def keep_between_runs(self, base: Path, most: int, threads: int = 0) -> int:
-        """Reads samples of earlier runs from the folder ``base``, and leaves this run's samples there.
-
-        Args:
-            base: the folder of all caches.
-            most: bytes that all caches in it may take.
-            threads: number of native threads with which samples are made; 0 if it does not matter.
-
-        Returns:
-            The number of samples found.
-
-        Raises:
-            UsageError: the inputs have no key.
-            CacheError: others could rename caches in the folder.
-        """
+        """Reads samples of earlier runs from the folder of all caches, and leaves this run's samples there. Returns how
+        many were found. ``most``: bytes that all caches may take; ``threads``: native threads with which samples are
+        made, 0 for any. Raises UsageError: the inputs have no key; CacheError: others could rename caches there."""
         key = {**self._key(is_kept=True), "threads": threads}
         kept = KeptSamples(base, name_of(self.dataset), key, self._samples, most)
         kept.threads, kept.threads_matter = threads, self._threads_matter

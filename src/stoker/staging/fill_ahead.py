@@ -47,13 +47,8 @@ MOST_WAITING = 1 << 17  # samples
 
 
 class FillAhead:
-    """The helpers of one epoch of a loader.
-
-    Args:
-        dataset: the loader's; may be a subset of the cached one.
-        staged: returns the dataset with a cache; None while there is none.
-        count: returns the number of helpers. Asked once, when there is a cache.
-    """
+    """The helpers of one epoch of a loader. ``dataset``: its own, perhaps a subset of the cached one. ``staged``:
+    returns that, None while there is none. ``count``: returns the number of helpers, once there is a cache."""
 
     def __init__(self, dataset: MapDataset, staged: Callable[[], Staged | None], count: Callable[[], int]) -> None:
         self._dataset, self._staged, self._count = dataset, staged, count

@@ -111,19 +111,7 @@ class _Sink:
 
 
 class Inputs(ComparedInputs):
-    """What making a sample may currently read.
-
-    Attributes:
-        entries: by path, ``dataset[0].labels``; see ``Entry``.
-        nbytes: of all values, as far as they have been digested.
-        opaque: objects without a complete digest, by path: "dataset.clahe is a cv2.CLAHE".
-        functions: the user's functions that may run.
-        caches: functions with ``functools.lru_cache``.
-        handles: paths of open files, databases, and objects whose state cannot be read.
-        left_out: attributes that were found and ignored.
-        packages: libraries whose functions and classes may be used.
-        names: strings that may name files.
-    """
+    """What making a sample may currently read."""
 
     def __init__(
         self,
@@ -143,14 +131,14 @@ class Inputs(ComparedInputs):
         memory that processes share counts; ``ignored``: names of attributes and globals to ignore; ``across_runs``:
         prepare for ``keys``, which takes longer; ``digests``: whether values are digested, or only looked through."""
         super().__init__(shared, across_runs, digests)
-        self.functions: dict[int, types.FunctionType] = {}
+        self.functions: dict[int, types.FunctionType] = {}  # the user's functions that may run, by id
         self._names = names
         self._skip = skip
         self._ignored = ignored
-        self.left_out: set[str] = set()
+        self.left_out: set[str] = set()  # attributes that were found and ignored
         self._of_code: set[str] = set()  # paths of functions
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that cache their results
-        self.packages: set[str] = set()  # whose functions and classes may be used
+        self.packages: set[str] = set()  # libraries whose functions and classes may be used
         # names in code that reads files by descriptor: ``os.pread(self.fd, 8)``
         self._beside_descriptors: set[str] = set()
         self._modules: dict[int, set[str]] = {}  # by id of a user's module: names that were looked up in it

@@ -72,14 +72,8 @@ def quota(folder: Path) -> int:
 
 
 class KeptSamples:
-    """Samples of one cache on disk: those of earlier runs, and those that this run adds.
-
-    Args:
-        base: the folder of all caches.
-        name, key: of this cache.
-        samples: length of the dataset.
-        most: bytes that all caches may take.
-    """
+    """Samples of one cache on disk: those of earlier runs, and those that this run adds. ``base``: the folder of all
+    caches; ``samples``: length of the dataset; ``most``: bytes that all caches may take."""
 
     def __init__(self, base: Path, name: str, key: JsonObject, samples: int, most: int) -> None:
         self._base, self._name, self._key, self._samples, self._most = base, name, key, samples, most

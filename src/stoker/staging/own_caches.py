@@ -25,36 +25,30 @@ LONGEST = 10_000  # items of a list of None that may serve as a cache
 Path: TypeAlias = tuple[str, ...]  # ("dataset", "cache") is the attribute ``cache`` of the dataset in a ``Subset``
 
 
-class OwnDict(dict[object, object]):
-    """Replaces a cache dictionary in a trial, and records reads and writes."""
+class _Recording:
+    """Records reads and writes of a container."""
 
     was_read = was_written = False
 
-    def __getitem__(self, key: object) -> object:
+    def __getitem__(self, key: Value) -> Value:
         self.was_read = True
-        return super().__getitem__(key)
+        return super().__getitem__(key)  # type: ignore[misc]
+
+    def __setitem__(self, key: Value, value: Value) -> None:
+        self.was_written = True
+        super().__setitem__(key, value)  # type: ignore[misc]
+
+
+class OwnDict(_Recording, dict[object, object]):
+    """Replaces a cache dictionary in a trial."""
 
     def get(self, key: object, default: object = None) -> object:
         self.was_read = True
         return super().get(key, default)
 
-    def __setitem__(self, key: object, value: object) -> None:
-        self.was_written = True
-        super().__setitem__(key, value)
 
-
-class OwnList(list[object]):
-    """The same for a list."""
-
-    was_read = was_written = False
-
-    def __getitem__(self, k: Value) -> Value:
-        self.was_read = True
-        return super().__getitem__(k)
-
-    def __setitem__(self, k: Value, value: Value) -> None:
-        self.was_written = True
-        super().__setitem__(k, value)
+class OwnList(_Recording, list[object]):
+    """Replaces a list in which samples are cached."""
 
 
 def empty_ones(dataset: MapDataset) -> set[Path]:

@@ -168,11 +168,12 @@ class TrialSamples:
     def forget_results(self) -> None:
         """Clears ``functools.lru_cache`` functions, as in a new worker. Otherwise one that draws random numbers in its
         first call would appear not to draw."""
-        for function in self._caches:
+        for function in self.caches:
             function.cache_clear()
 
     @functools.cached_property
-    def _caches(self) -> list[functools._lru_cache_wrapper[object]]:
+    def caches(self) -> list[functools._lru_cache_wrapper[object]]:
+        """The functions with ``functools.lru_cache`` that may run."""
         return Inputs(self.dataset, digests=False).caches
 
     def seed_as_wholes(self) -> RandomState:
@@ -227,7 +228,7 @@ class TrialSamples:
 
     def _changed_results(self) -> list[str]:
         """Functions with ``functools.lru_cache``, if a sample changes when they have cached results."""
-        if not self._caches:
+        if not self.caches:
             return []
         states = self.seed_as_wholes()
         first = copy.deepcopy(self.make(self.loaded[0]))
@@ -237,7 +238,7 @@ class TrialSamples:
             began = time.perf_counter()
             self.make(self.loaded[-1])
             self.sample_s = time.perf_counter() - began
-        return [] if equal_bits(first, again) else [f"dataset.{f.__name__}" for f in self._caches]
+        return [] if equal_bits(first, again) else [f"dataset.{f.__name__}" for f in self.caches]
 
     def _of_sampler(self) -> list[Index]:
         """The first indices that the loader's sampler yields, in batches or singly."""
@@ -430,14 +431,9 @@ class TrialSamples:
         return self.draws or may_draw(names)
 
     @property
-    def draws_once(self) -> bool:
-        """Whether a function with ``functools.lru_cache`` may have cached random numbers."""
-        return self.draws and bool(self._caches)
-
-    @property
     def forgets(self) -> str:
         """A function with ``lru_cache`` of limited size, whose content depends on each call; "" if there is none."""
-        limited = (f for f in self._caches if f.cache_parameters()["maxsize"] is not None)
+        limited = (f for f in self.caches if f.cache_parameters()["maxsize"] is not None)
         return next((str(getattr(f, "__name__", f)) for f in limited), "")
 
     @property
@@ -459,7 +455,7 @@ class TrialSamples:
         """Why a worker that has made samples differs from a new one; "" if it does not."""
         if self.only_together:
             return self.only_together
-        if self._caches:
+        if self.caches:
             return "a function with lru_cache remembers in each process what it returned there"
         if self.made_once:
             return self.made_once

@@ -151,12 +151,7 @@ def matching(pattern: str) -> list[str]:
 class SourceFiles:
     """Files with their stamps. ``folders``: in which a trial opened files, with their suffixes; None: there was no
     trial, and only files that the dataset names are considered. ``files``: opened by the trial. ``functions``: that
-    run.
-
-    Attributes:
-        stamps: of each file when this was made.
-        why_incomplete: why there are more files than these; "" if there are not.
-    """
+    run."""
 
     def __init__(
         self,
@@ -166,8 +161,8 @@ class SourceFiles:
         texts: Iterable[str] = (),
         functions: Iterable[types.FunctionType] = (),
     ) -> None:
-        names = Names(dataset, (*texts, *_paths_in_code(functions)))
-        self._files = [*names.files, *files]
+        named, named_folders = _named(dataset, (*texts, *_paths_in_code(functions)))
+        self._files = [*named, *files]
         self._folders: dict[str, Kinds] = {}
         self._beside: dict[str, Kinds] = {}  # by pattern
         general = _general()
@@ -179,9 +174,9 @@ class SourceFiles:
                 is_all = (mentioned is None and folder not in general) or ALL in opened
                 kinds = Kinds(is_all, opened if folder in general else opened | (mentioned or set()))
                 (self._beside if f"/{ANY}" in folder else self._folders)[folder] = kinds
-        self._trees = _not_too_general(names.folders)
-        self.why_incomplete = ""
-        self.stamps = self.now()
+        self._trees = _not_too_general(named_folders)
+        self.why_incomplete = ""  # why there are more files than these
+        self.stamps = self.now()  # of each file when this was made
 
     def now(self) -> dict[str, Stamp]:
         """Current stamps of all files."""
@@ -221,35 +216,24 @@ class SourceFiles:
         return [path for path, stamp in {**self.stamps, **now}.items() if now.get(path) != self.stamps.get(path)]
 
 
-class Names:
-    """Files and folders named by a dataset's strings."""
-
-    def __init__(self, dataset: object, more: Iterable[str] = ()) -> None:
-        self.files: list[str] = []
-        self.folders: list[str] = []
-        texts = list(dict.fromkeys((*more, *texts_in(dataset))))
-        left: list[str] = []
-        for text in texts:
-            found = _kind(text)
+def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Files and folders named by a dataset's strings, and by ``more``."""
+    by_kind: dict[str, list[str]] = {"file": [], "folder": [], "": []}
+    for text in dict.fromkeys((*more, *texts_in(dataset))):
+        by_kind[_kind(text)].append(text)
+    files, folders = by_kind["file"], by_kind["folder"]
+    relative = [text for text in by_kind[""] if not os.path.isabs(text)]
+    for folder in folders[:MOST_SEARCHED]:
+        tries = TRIES
+        for text in relative:
+            if tries <= 0:  # strings that are not file names, say a million captions, must not be tried everywhere
+                break
+            path = os.path.join(folder, text)
+            found = _kind(path)
+            tries += TRIES_PER_HIT if found else -1
             if found == "file":
-                self.files.append(text)
-            elif found == "folder":
-                self.folders.append(text)
-            elif not os.path.isabs(text):
-                left.append(text)
-        self._look_in_folders(left)
-
-    def _look_in_folders(self, texts: list[str]) -> None:
-        for folder in self.folders[:MOST_SEARCHED]:
-            tries = TRIES
-            for text in texts:
-                if tries <= 0:  # strings that are not file names, say a million captions, must not be tried everywhere
-                    break
-                path = os.path.join(folder, text)
-                found = _kind(path)
-                tries += TRIES_PER_HIT if found else -1
-                if found == "file":
-                    self.files.append(path)
+                files.append(path)
+    return files, folders
 
 
 def texts_in(dataset: object) -> Iterator[str]:
@@ -420,12 +404,12 @@ class FolderWatch:
         self._mentioned = _suffixes_mentioned(functions, texts)
         self._names: dict[int, str] = {}
         self._fd = -1
-        names = Names(dataset, texts)
-        parents = {os.path.dirname(os.path.abspath(path)) for path in names.files}
+        files, folders = _named(dataset, texts)
+        parents = {os.path.dirname(os.path.abspath(path)) for path in files}
         near = {os.path.dirname(path) for path in parents}  # root/labels of root/images/0.jpg
         here = self._here = os.getcwd()
         candidates: dict[str, None] = {here: None}
-        for root in _not_too_general({*names.folders, *parents, *near}):
+        for root in _not_too_general({*folders, *parents, *near}):
             if len(candidates) < MOST_FOLDERS:
                 candidates |= dict.fromkeys(folders_below(root)[0])
         try:

@@ -146,7 +146,8 @@ def _described(samples: TrialSamples, limit_s: float, changing: Changing) -> Tri
     known = set(sys.modules)
     found = _found(samples, time.monotonic() + limit_s, changing)
     found = _with_writes(found, samples)
-    is_stateless = not (found.may_write or samples.made or samples.draws_once or samples.varies or iterator_in(dataset))
+    draws_once = samples.draws and samples.caches  # a cached result may be a drawn number
+    is_stateless = not (found.may_write or samples.made or draws_once or samples.varies or iterator_in(dataset))
     # What native objects keep is seen in what they pickle to.
     later_began = time.thread_time()
     later = Inputs(dataset)

@@ -74,13 +74,13 @@ class ValueDigests(ABC):
     def __init__(self, shared: bool, across_runs: bool, digests: bool = True) -> None:
         self._digests = digests
         self.entries: dict[str, Entry] = {}  # by path: ``dataset[0].labels``
-        self.opaque: dict[str, str] = {}
-        self.handles: set[str] = set()
+        self.opaque: dict[str, str] = {}  # objects without a complete digest, by path: "dataset.clahe is a cv2.CLAHE"
+        self.handles: set[str] = set()  # paths of open files, databases, and objects whose state cannot be read
         self.of_thread: set[str] = set()  # paths of ``threading.local`` objects with plain data only
         self._depends_on_gradients = False  # holds tensors with requires_grad, so whether gradients are enabled matters
         self._shared = shared
         self._across_runs = across_runs
-        self.nbytes = 0
+        self.nbytes = 0  # of all values, as far as they have been digested
         # By id: a number, the object (kept alive so that its id is not reused), and the path where it was found.
         self._seen: dict[int, tuple[int, object, str]] = {}
 

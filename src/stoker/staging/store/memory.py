@@ -133,12 +133,7 @@ class Flag:
 class MemoryTables:
     """Tables in an anonymous file (memfd_create(2)), which limits of ``/dev/shm`` do not affect. Forked workers inherit
     it, spawned ones receive its descriptor. Only written pages take memory. Raises OSError if the system does not
-    support such files.
-
-    Args:
-        nbytes: the file's size.
-        pickles: the file stays with this process and its workers, so samples may contain pickled values.
-    """
+    support such files. ``pickles``: it stays with this process and its workers, so it may contain pickled values."""
 
     trusted = True  # this run wrote everything, so no checksums are needed
     writable = mapped = True
