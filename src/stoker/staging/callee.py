@@ -76,10 +76,15 @@ def callee_of(called: Any) -> Callee | None:
         return None
     if isinstance(called, torch.nn.Module):
         hooks = (called._forward_hooks, called._forward_pre_hooks, called._backward_hooks)
-        fn = None if any(hooks) else getattr(type(called), "forward", None)
+        fn: object = None if any(hooks) else getattr(type(called), "forward", None)
     else:
-        fn = next((vars(c)["__call__"] for c in type(called).__mro__ if "__call__" in vars(c)), None)
+        fn = member(type(called), "__call__")
     return Callee(fn, called) if isinstance(fn, types.FunctionType) else None
+
+
+def member(cls: type, name: str) -> object:
+    """A class attribute by name, without running descriptors; None if there is none."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def key_of(called: object) -> str:

@@ -31,7 +31,7 @@ from torch.utils.data._utils import worker as torch_worker
 from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
-from .callee import Value
+from .callee import Value, member
 from .recompile import HELPER
 from .source import known_tree
 from .switches import names_stored, scope_of, switched_on
@@ -43,7 +43,7 @@ from .syntax import (
     local_variables,
     names_written,
 )
-from .users_code import matches_positions, strings_in
+from .users_code import codes_of, is_users_code, matches_positions, strings_in
 
 T = TypeVar("T")
 CLOSED = {"torch", "numpy"}  # packages whose functions are treated as a whole, never cut
@@ -153,7 +153,7 @@ class Executed:
     @property
     def users_code(self) -> set[types.CodeType]:
         """The user's functions that ran."""
-        return {code for code in self._run if not is_library(code)}
+        return {code for code in self._run if is_users_code(code)}
 
     @property
     def written(self) -> set[str]:
@@ -217,7 +217,7 @@ class Executed:
         """Records calls of standard-library functions whose result differs each time."""
         if code in UUIDS:
             self._ask(UUIDS[code])
-        if code in PROCESS and frame.f_back is not None and not is_library(frame.f_back.f_code):
+        if code in PROCESS and frame.f_back is not None and is_users_code(frame.f_back.f_code):
             self._ask(PROCESS[code])
         if code is SEEDS and frame.f_locals.get("a") is None:
             self._ask("random.seed without a number")
@@ -225,7 +225,7 @@ class Executed:
     def _note_written(self, frame: types.FrameType, first: str, bound: object) -> None:
         """Records what a running user function changes, if that outlives the sample."""
         code = frame.f_code
-        if code in self._written_by_run or is_library(code) or not any(_written(code)):
+        if code in self._written_by_run or not is_users_code(code) or not any(_written(code)):
             return
         if self.lasting and bound is not None and not isinstance(bound, type) and id(bound) not in self.lasting:
             self._written.setdefault(code, frozenset())  # a method of an object that was created for this sample
@@ -244,7 +244,7 @@ class Executed:
             asks = ENTROPY.get(called)
             if asks is not None and _is_seeded_anyway(frame):
                 return
-            if asks is None and called in CLOCKS and not is_library(frame.f_code):
+            if asks is None and called in CLOCKS and is_users_code(frame.f_code):
                 asks = CLOCKS[called]
             name = getattr(called, "__name__", "")
             if asks is None and type(getattr(called, "__self__", None)).__name__ in NATIVE_RANDOM.get(name, ()):
@@ -264,7 +264,7 @@ class Executed:
             waiting += [(c, scope) for c in code.co_consts if isinstance(c, types.CodeType)]
             names = {*code.co_names, *strings_in(code.co_consts)}
             self.names |= names
-            if is_library(code):
+            if not is_users_code(code):
                 continue
             self.user_names |= names
             self._written.setdefault(code, _without_modules(_written(code), scope))
@@ -282,10 +282,10 @@ class Executed:
         """User functions that a name may refer to: a global one, or a method of an object seen so far."""
         if name == "__getitem__":
             return  # that is the function being cut; its part before the cut has run
-        members = (_member(c, name) for c in (type(self._dataset), *self._classes))
+        members = (member(c, name) for c in (type(self._dataset), *self._classes))
         for found in (value, *members):
             for fn in _functions_in(found):
-                if not is_library(fn.__code__):
+                if is_users_code(fn.__code__):
                     yield fn
 
     def _note_changes(self, frame: types.FrameType, first: str, bound: object) -> None:
@@ -306,11 +306,6 @@ def _formats_attributes(code: types.CodeType) -> bool:
     """Whether a function formats texts such as "{c.zoom}"."""
     texts = (c for c in code.co_consts if isinstance(c, str))
     return "format" in code.co_names and any(re.search(r"\{\w*[.\[]", text) for text in texts)
-
-
-def _member(cls: type, name: str) -> object:
-    """A class attribute by name, without running descriptors."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def _functions_in(x: Value) -> Iterator[types.FunctionType]:
@@ -419,8 +414,7 @@ def _values_named(code: types.CodeType, name: str, value: object) -> list[str]:
 
 def assigns_outside(code: types.CodeType) -> bool:
     """Whether a function, or one nested in it, assigns to anything but local variables."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return not STORES.isdisjoint(code.co_code[::2]) or any(map(assigns_outside, inner))
+    return any(not STORES.isdisjoint(c.co_code[::2]) for c in codes_of(code))
 
 
 def is_closed(fn: types.FunctionType, also: tuple[str, ...] = ()) -> bool:
@@ -431,9 +425,3 @@ def is_closed(fn: types.FunctionType, also: tuple[str, ...] = ()) -> bool:
         return False
     file = fn.__code__.co_filename
     return in_stdlib(file) or file.startswith((PACKAGE, *also)) or module.partition(".")[0] in CLOSED
-
-
-def is_library(code: types.CodeType) -> bool:
-    """Whether code is not the user's. Code defined in a notebook cell or by ``exec`` counts as the user's."""
-    file = code.co_filename
-    return not is_users(file) and (not file.startswith("<") or file.startswith("<frozen "))  # "<ipython-input-1>"

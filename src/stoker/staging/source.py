@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import os
 import types
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..core.garbage import no_collection
 from ..core.marked_code import original
+from .users_code import codes_of
 
 
 class NoSource(Exception):
@@ -114,10 +116,8 @@ def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]
     for tree, owner in _definitions(module, ""):
         first = min([tree.lineno, *(d.lineno for d in tree.decorator_list)])
         defined.setdefault((tree.name, first), []).append(Function(tree, owner))
-    while compiled:
-        code = compiled.pop()
+    for code in itertools.chain.from_iterable(map(codes_of, compiled)):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
-        compiled += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return defined, codes
 
 

@@ -8,8 +8,8 @@ import os
 import types
 from typing import NamedTuple
 
-from .executed_code import is_library
 from .plan import CutNode, PlanNode, SliceNode
+from .users_code import is_users_code
 
 LONGEST = 60  # characters of a source line
 SAME = "the same each time"
@@ -42,7 +42,7 @@ def rows_of(node: PlanNode, name: str) -> list[Row]:
         return [Row(name, "the whole sample", True, SAME)]
     rows: list[Row] = []
     code, line = _first_cut(node)
-    if code is not None and not is_library(code):
+    if code is not None and is_users_code(code):
         inside = bool(node.inner)
         text = " ".join(linecache.getline(code.co_filename, line).split())
         text = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
@@ -73,7 +73,7 @@ def cut_of(node: PlanNode) -> str:
         return ""
     found = next(filter(None, map(cut_of, node.inner.values())), "")
     code, line = _first_cut(node)
-    return found or ("" if code is None or is_library(code) else place_of(code.co_filename, line))
+    return found or ("" if code is None or not is_users_code(code) else place_of(code.co_filename, line))
 
 
 def _first_cut(node: CutNode) -> tuple[types.CodeType | None, int]:

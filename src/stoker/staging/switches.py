@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from .syntax import local_variables, params_of
+from .users_code import codes_of
 
 Scope: TypeAlias = Mapping[str, object]  # values of the names in a function: ``self``, and global variables
 SETTING = (bool, int, float, str, type(None))
@@ -107,13 +108,8 @@ def _is_rebound(name: str, scope: Scope) -> bool:
 def _is_assigned(holder: object, name: str) -> bool:
     """Whether a method other than the constructor assigns to an attribute of an object."""
     methods = ((key, fn) for c in type(holder).__mro__ for key, fn in vars(c).items())
-    codes = [fn.__code__ for key, fn in methods if isinstance(fn, types.FunctionType) and key not in CONSTRUCTORS]
-    while codes:
-        code = codes.pop()
-        if name in names_stored(code):
-            return True
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return False
+    functions = (fn for key, fn in methods if isinstance(fn, types.FunctionType) and key not in CONSTRUCTORS)
+    return any(name in names_stored(code) for fn in functions for code in codes_of(fn.__code__))
 
 
 @functools.lru_cache(maxsize=4096)

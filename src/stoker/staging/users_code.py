@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Iterator
 
 from ..core.marked_code import original
-from ..core.packages import PACKAGE, is_users
+from ..core.packages import is_users
 from .library_objects import Held, file_stamp
 
 
@@ -62,10 +62,11 @@ def is_users_module(module: object) -> bool:
 
 
 def is_users_code(code: types.CodeType) -> bool:
+    """Whether code is the user's. Code defined in a notebook cell or by ``exec`` counts as theirs."""
     file = code.co_filename
     if file.startswith("<"):
         return not file.startswith("<frozen ") and not file.startswith("<__array_function__")
-    return is_users(file) and not file.startswith(PACKAGE)
+    return is_users(file)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -33,7 +33,7 @@ from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import Call, callee_of
 from .containers import items_of
-from .executed_code import Executed, is_library
+from .executed_code import Executed
 from .inputs import Inputs
 from .isolate import classes_unpickled, output_size
 from .own_caches import emptied
@@ -43,7 +43,7 @@ from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, pickled, take
 from .switches import names_stored
 from .syntax import ANY_NAME
-from .users_code import runs_library_code
+from .users_code import is_users_code, runs_library_code
 
 READS = 3  # of the cached state; the fastest counts
 NAMES = 16  # maximum number of attributes tested for being written before they are read
@@ -437,7 +437,7 @@ def own_attributes(x: object) -> Attributes:
 def _library_names(cls: type, name: str) -> bool:
     """Whether a method that a class inherits from a library mentions a name."""
     methods = (x for base in cls.__mro__ for x in vars(base).values() if isinstance(x, types.FunctionType))
-    return any(is_library(x.__code__) and name in x.__code__.co_names for x in methods)
+    return any(not is_users_code(x.__code__) and name in x.__code__.co_names for x in methods)
 
 
 # -- changes that a Fingerprint of (dataset, global variables) found: "dataset[0].count was 0 and is 1"
