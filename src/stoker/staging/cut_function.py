@@ -27,29 +27,10 @@ import itertools
 import types
 from typing import Any, NamedTuple
 
+from . import syntax
 from .callee import Callee
 from .recompile import HELPER, compiled_like, helper_call
 from .switches import scope_of, switched_on
-from .syntax import (
-    Position,
-    bound_once,
-    calls_in,
-    changes_state,
-    first_param,
-    is_chain,
-    is_reset,
-    is_setup,
-    local_variables,
-    names_bound,
-    names_read,
-    operand_places,
-    params_of,
-    put,
-    read_before_bound,
-    root_of,
-    sets_something,
-    shallow_copy,
-)
 from .unroll import SELF, as_in_source, is_first_of_list, tree_for
 
 STATE = "_stoker_state"
@@ -60,7 +41,7 @@ TEMPORARY = "_stoker_t"
 class Cut(NamedTuple):
     """Where a function is cut."""
 
-    position: Position  # first statement that runs every time
+    position: syntax.Position  # first statement that runs every time
     # number of the first call in that statement, in order of evaluation, that runs every time; None: the cut lies
     # before the statement
     call: int | None = None
@@ -70,7 +51,7 @@ class Cut(NamedTuple):
     plain: frozenset[tuple[int, int]] = frozenset()
     unrolled: bool = False  # the position counts statements after unrolling list comprehensions: see ``unroll``
     # positions of ``with`` statements that the tail enters again; others only serve the head
-    entered: frozenset[Position] = frozenset()
+    entered: frozenset[syntax.Position] = frozenset()
 
 
 class FunctionParts(NamedTuple):
@@ -86,7 +67,7 @@ class FunctionParts(NamedTuple):
     line: int  # of the first statement that runs every time
 
 
-def earlier(position: Position) -> Position | None:
+def earlier(position: syntax.Position) -> syntax.Position | None:
     """The preceding position: the statement before, or the enclosing statement."""
     *around, k = position
     if isinstance(k, int) and k:
@@ -94,7 +75,7 @@ def earlier(position: Position) -> Position | None:
     return tuple(around[:-1]) if around else None
 
 
-def line_at(tree: ast.FunctionDef, position: Position) -> int:
+def line_at(tree: ast.FunctionDef, position: syntax.Position) -> int:
     node: Any = tree.body
     for step in position:
         node = node[step] if isinstance(step, int) else getattr(node, step)
@@ -105,18 +86,18 @@ def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
     """Moves a cut before the first statement that changes state which outlives the call; also returns what it changes.
     ``self.count += 1`` before the cut would run once per sample instead of once per sample and epoch."""
     tree = tree_for(callee.fn, where.unrolled).tree
-    locals_, first = local_variables(tree), first_param(tree, callee.is_method)
+    locals_, first = syntax.local_variables(tree), syntax.first_param(tree, callee.is_method)
     scope = scope_of(tree, callee.fn.__globals__, first, callee.bound)
     block: list[ast.stmt] = tree.body
-    around: Position = ()
+    around: syntax.Position = ()
     in_context = False
     for depth in range(0, len(where.position), 2):
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
-            is_left = is_setup(statement, first) or is_reset(statement, first)
+            is_left = syntax.is_setup(statement, first) or syntax.is_reset(statement, first)
             on = switched_on(statement, scope)
-            changed = "" if is_left else changes_state(_without_handlers(on), locals_, scope)
-            changed = changed or (sets_something(on, locals_) if in_context else "")
+            changed = "" if is_left else syntax.changes_state(_without_handlers(on), locals_, scope)
+            changed = changed or (syntax.sets_something(on, locals_) if in_context else "")
             if changed:
                 return where._replace(position=(*around, k), call=None, inside=False), changed
         if depth + 1 < len(where.position):
@@ -124,7 +105,7 @@ def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
             if (*around, last) in where.entered:
                 # settings made inside, such as ``warnings.simplefilter``, are undone before the tail enters it
                 in_context = True
-                locals_ = locals_ - names_bound([x.optional_vars for x in entered.items if x.optional_vars])
+                locals_ = locals_ - syntax.names_bound([x.optional_vars for x in entered.items if x.optional_vars])
             name = where.position[depth + 1]
             block, around = getattr(entered, str(name)), (*around, last, name)
     return where, ""
@@ -142,16 +123,16 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> FunctionParts:
     """Cuts a function in two. Raises NoSource; see ``tree_of``."""
     function = tree_for(fn, where.unrolled, is_method or SELF in where.given)
     tree = function.tree
-    params, first = params_of(tree), first_param(tree, is_method)
+    params, first = syntax.params_of(tree), syntax.first_param(tree, is_method)
     passed = {first, *where.given} - {""}
-    cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed, local_variables(tree))
+    cutter = _Cutter(where, {*params, *syntax.names_bound(tree.body)}, passed, syntax.local_variables(tree))
     head, rest = cutter.block(tree.body, ())
     line = line_at(tree, where.position) if rest else tree.body[-1].lineno
-    again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
+    again = _looked_up_again(cutter, head, rest, syntax.bound_once(tree.body, params), set(params))
     if not any(isinstance(x, ast.Return) and not hasattr(x, "packs") for y in head for x in ast.walk(y)):
-        head = [x for x in head if not is_reset(x, first)]  # the tail runs them each time
-    assigned = {*params, *names_bound(head)} - passed - names_bound(again)
-    stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
+        head = [x for x in head if not syntax.is_reset(x, first)]  # the tail runs them each time
+    assigned = {*params, *syntax.names_bound(head)} - passed - syntax.names_bound(again)
+    stored = tuple(sorted(assigned & syntax.read_before_bound([*again, *rest])))
     head_tree = _head_tree(tree, head)
     tail_tree = ast.copy_location(copy.copy(tree), tree)
     tail_tree.args = ast.arguments(
@@ -205,7 +186,7 @@ class _Cutter:
         self.repeatable: list[int | str] = []  # see ``FunctionParts``
         self._alive: list[ast.stmt] = []  # keeps nodes alive so that no id is reused
 
-    def block(self, block: list[ast.stmt], around: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    def block(self, block: list[ast.stmt], around: syntax.Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """Splits a block. ``around``: its position."""
         position = self.where.position[len(around) :]
         k: Any = position[0]
@@ -218,7 +199,7 @@ class _Cutter:
         head, changed = self._inside(statement)
         return [*before, *head], [changed, *as_in_source(after)]
 
-    def _enter(self, statement: ast.stmt, place: Position, name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    def _enter(self, statement: ast.stmt, place: syntax.Position, name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """Splits a statement with the cut in one of its blocks. Returns its replacements in head and tail."""
         head, rest = self.block(getattr(statement, name), (*place, name))
         entered: Any = copy.copy(statement)
@@ -252,7 +233,7 @@ class _Cutter:
         out = copy.copy(statement)
         out.handlers = [copy.copy(handler) for handler in statement.handlers]
         for handler in out.handlers:
-            if any(changes_state(x, self._own) or sets_something(x, self._own) for x in handler.body):
+            if any(syntax.changes_state(x, self._own) or syntax.sets_something(x, self._own) for x in handler.body):
                 handler.body = [_leave(handler.body[0])]
         return out
 
@@ -265,8 +246,8 @@ class _Cutter:
 
     def _inside(self, statement: ast.stmt) -> tuple[list[ast.stmt], ast.stmt]:
         """Cuts inside a statement: everything evaluated before the call goes into temporary variables."""
-        root = root_of(statement)
-        target = list(calls_in(root))[self.where.call or 0]
+        root = syntax.root_of(statement)
+        target = list(syntax.calls_in(root))[self.where.call or 0]
         hoisted: list[ast.stmt] = []
         changed: Any = copy.copy(statement)
         changed.value = self._hoist(root, target, hoisted)
@@ -281,23 +262,23 @@ class _Cutter:
         """Copies an expression, moving everything evaluated before the target into temporary variables."""
         if node is target and self.where.inside:
             return ast.copy_location(self._in_place_of(target), target)
-        new = shallow_copy(node)
-        for holder, key, child in operand_places(new):
+        new = syntax.shallow_copy(node)
+        for holder, key, child in syntax.operand_places(new):
             holds_target = any(x is target for x in ast.walk(child))
             made = self._hoist(child, target, hoisted) if holds_target else self._temporary(child, hoisted)
-            put(holder, key, made)
+            syntax.put(holder, key, made)
             if holds_target:
                 break
         return new
 
     def _temporary(self, node: Any, hoisted: list[ast.stmt]) -> Any:
         """Returns the name of a new variable with the expression's value; leaves look-ups without calls unchanged."""
-        is_method = isinstance(node, ast.Attribute) and not is_chain(node)  # the object that it is bound to is stored
+        is_method = isinstance(node, ast.Attribute) and not syntax.is_chain(node)  # the object it is bound to is stored
         if is_method or isinstance(node, (ast.keyword, ast.Starred, ast.FormattedValue)):
             new = copy.copy(node)
             new.value = self._temporary(node.value, hoisted)
             return new
-        if not isinstance(node, ast.expr) or isinstance(node, ast.Slice) or is_chain(node, self.where.plain):
+        if not isinstance(node, ast.expr) or isinstance(node, ast.Slice) or syntax.is_chain(node, self.where.plain):
             return node
         name = f"{TEMPORARY}{len(hoisted)}"
         hoisted.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node), node))
@@ -312,8 +293,8 @@ class _Cutter:
         values += [(k.arg, k.value) for k in keywords if k.arg is not None]
         passed = []
         for key, value in values:
-            looked_up = is_chain(value, self.where.plain) and not isinstance(value, ast.Constant)
-            if looked_up and names_read([value]) <= self.passed:
+            looked_up = syntax.is_chain(value, self.where.plain) and not isinstance(value, ast.Constant)
+            if looked_up and syntax.names_read([value]) <= self.passed:
                 self.repeatable.append(key)
                 passed.append(value)
         return helper_call("tail", function, ast.Tuple(passed, ast.Load()), ast.Name(STATE, ast.Load()))
@@ -339,33 +320,33 @@ def _looked_up_again(
     where, known, found = cutter.where, cutter.passed | (once & params), []
 
     def is_repeated(statement: ast.stmt) -> bool:
-        bound = names_bound([statement])
+        bound = syntax.names_bound([statement])
         if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
             return bound <= once
-        if any(is_setup(statement, first) or is_reset(statement, first) for first in cutter.passed):
+        if any(syntax.is_setup(statement, first) or syntax.is_reset(statement, first) for first in cutter.passed):
             return True
         if not isinstance(statement, ast.Assign):
             return False
         if not bound <= once or not all(isinstance(t, (ast.Name, ast.Tuple)) for t in statement.targets):
             return False
-        looks_up = is_chain(statement.value, where.plain) and not isinstance(statement.value, ast.Constant)
-        return looks_up and names_read([statement.value]) & cutter.locals <= known
+        looks_up = syntax.is_chain(statement.value, where.plain) and not isinstance(statement.value, ast.Constant)
+        return looks_up and syntax.names_read([statement.value]) & cutter.locals <= known
 
     def collect(block: list[ast.stmt]) -> None:
         for statement in block:
             if is_repeated(statement):
                 found.append(copy.deepcopy(statement))
-                known.update(names_bound([statement]))
+                known.update(syntax.names_bound([statement]))
             elif id(statement) in cutter.entered:
                 collect(getattr(statement, cutter.entered[id(statement)]))
 
     collect(head)
-    needed, out = names_read(rest), []
+    needed, out = syntax.names_read(rest), []
     for statement in reversed(found):
-        bound = names_bound([statement])
+        bound = syntax.names_bound([statement])
         if not bound or bound & needed:
             out.append(statement)
-            needed |= names_read([statement])
+            needed |= syntax.names_read([statement])
     return out[::-1]
 
 

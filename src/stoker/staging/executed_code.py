@@ -31,18 +31,11 @@ from torch.utils.data._utils import worker as torch_worker
 from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
+from . import syntax
 from .callee import Value, member
 from .recompile import HELPER
 from .source import known_tree
 from .switches import names_stored, scope_of, switched_on
-from .syntax import (
-    NamesWritten,
-    attributes_assigned,
-    changes_state,
-    is_setup,
-    local_variables,
-    names_written,
-)
 from .users_code import codes_of, is_users_code, matches_positions, strings_in
 
 T = TypeVar("T")
@@ -237,7 +230,7 @@ class Executed:
             return
         on = copy.copy(tree)
         on.body = [switched_on(x, scope_of(tree, frame.f_globals, first, bound)) for x in tree.body]
-        self._written[code] = _without_modules(names_written(on, first), frame.f_globals)
+        self._written[code] = _without_modules(syntax.names_written(on, first), frame.f_globals)
 
     def _note_call(self, frame: types.FrameType, called: Value) -> None:
         try:
@@ -293,13 +286,13 @@ class Executed:
         tree = known_tree(frame.f_code) if assigns_outside(frame.f_code) else None  # else its file is not parsed
         if tree is None:
             return
-        self.assigned |= attributes_assigned(tree, first)
+        self.assigned |= syntax.attributes_assigned(tree, first)
         if bound is not self._dataset:
             return
-        locals_, scope = local_variables(tree), scope_of(tree, frame.f_globals, first, bound)
+        locals_, scope = syntax.local_variables(tree), scope_of(tree, frame.f_globals, first, bound)
         for statement in tree.body:
-            if not self.changes and not is_setup(statement, first):
-                self.changes = changes_state(switched_on(statement, scope), locals_, scope)
+            if not self.changes and not syntax.is_setup(statement, first):
+                self.changes = syntax.changes_state(switched_on(statement, scope), locals_, scope)
 
 
 def _formats_attributes(code: types.CodeType) -> bool:
@@ -334,10 +327,10 @@ def written_by(fn: types.FunctionType) -> frozenset[str]:
 def written_through_locals(fn: types.FunctionType) -> Set[str]:
     """Those of ``written_by`` that are modified through a local variable: ``x = self.kept[i]; x.mul_(2)``."""
     tree = known_tree(fn.__code__)
-    return set() if tree is None else names_written(tree, _first_name(fn.__code__)).through_locals
+    return set() if tree is None else syntax.names_written(tree, _first_name(fn.__code__)).through_locals
 
 
-def _without_modules(written: NamesWritten, scope: Attributes) -> frozenset[str]:
+def _without_modules(written: syntax.NamesWritten, scope: Attributes) -> frozenset[str]:
     """Drops modules: ``np.sort(x)`` changes nothing in ``np``."""
     return frozenset(
         {*written.names, *(x for x in written.variables if not isinstance(scope.get(x), types.ModuleType))}
@@ -345,14 +338,14 @@ def _without_modules(written: NamesWritten, scope: Attributes) -> frozenset[str]
 
 
 @functools.lru_cache(maxsize=4096)
-def _written(code: types.CodeType) -> NamesWritten:
+def _written(code: types.CodeType) -> syntax.NamesWritten:
     by_standard_library = code.co_name.startswith("__") or code.co_varnames[:1] == ("_cls",)  # dataclass, namedtuple
     is_generated = code.co_filename == "<string>" and by_standard_library
     is_part = HELPER in code.co_varnames  # of a function that runs whole
     if code.co_name == "__init__" or is_generated or is_part:
-        return NamesWritten()
+        return syntax.NamesWritten()
     tree = known_tree(code)
-    return NamesWritten(names_stored(code)) if tree is None else names_written(tree, _first_name(code))
+    return syntax.NamesWritten(names_stored(code)) if tree is None else syntax.names_written(tree, _first_name(code))
 
 
 def _first_name(code: types.CodeType) -> str:

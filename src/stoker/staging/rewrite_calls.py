@@ -12,24 +12,11 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from . import syntax
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource, tree_of
-from .syntax import (
-    COMPREHENSIONS,
-    FRAME_READERS,
-    FUNCTIONS,
-    LOOKS,
-    first_param,
-    is_chain,
-    is_generator,
-    is_item,
-    names_bound,
-    operand_places,
-    params_of,
-    put,
-)
 
-SCOPES = (ast.Lambda, *COMPREHENSIONS)
+SCOPES = (ast.Lambda, *syntax.COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame
 # What ``rewritten`` turns a call into. KEEP: ``_stoker.keep(number, lambda: call, values)``, with the local variables
 # that it mentions. KEEP_CALL: ``_stoker.keep_call(number, f, ...)``. ENTER: ``_stoker.enter(number, f, ...)``, if the
@@ -59,7 +46,7 @@ def rewritten(
     function's frame is not visited. Raises NoSource for a function without source, a generator or a coroutine."""
     function = tree_of(fn)
     tree = arguments_before_calls(function.tree)
-    if is_generator(tree):
+    if syntax.is_generator(tree):
         raise NoSource(f"{tree.name} is a generator or a coroutine")
     rewriter = _Rewriter(_numbers(tree), _variables(fn, tree, is_method), methods)
     tree.body = [rewriter.visit(statement) for statement in tree.body]
@@ -89,19 +76,19 @@ def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
 
 def _numbers(tree: ast.AST) -> dict[int, int]:
     """Numbers of sites, by the ids of their nodes."""
-    nodes = (x for x in ast.walk(tree) if isinstance(x, ast.Call) or is_item(x))
+    nodes = (x for x in ast.walk(tree) if isinstance(x, ast.Call) or syntax.is_item(x))
     return {id(x): n for n, x in enumerate(nodes)}
 
 
 def _reads_frame(x: ast.AST) -> bool:
-    return isinstance(x, ast.Name) and x.id in FRAME_READERS
+    return isinstance(x, ast.Name) and x.id in syntax.FRAME_READERS
 
 
 def _variables(fn: types.FunctionType, tree: ast.FunctionDef, is_method: bool) -> set[str]:
     """All variables of a function and of its comprehensions and lambdas, without ``self``."""
     found = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
     found |= {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)} | set(fn.__code__.co_freevars)
-    return found - {first_param(tree, is_method), "__class__"}
+    return found - {syntax.first_param(tree, is_method), "__class__"}
 
 
 def _mentioned(node: ast.AST, variables: set[str]) -> list[str] | None:
@@ -120,7 +107,7 @@ class _Rewriter(ast.NodeTransformer):
         self._methods = methods  # see ``KEEP``; None: report all sites
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        return self._site(node) if is_item(node) else self.generic_visit(node)
+        return self._site(node) if syntax.is_item(node) else self.generic_visit(node)
 
     def _site(self, node: ast.Call | ast.Subscript) -> ast.AST:
         number = self._numbers[id(node)]
@@ -179,7 +166,7 @@ def _helped(method: str, number: int, node: ast.Call | ast.Subscript) -> ast.Cal
 
 # -- arguments as variables
 
-_OTHERS = FRAME_READERS - {"super"}  # these would see the new variables
+_OTHERS = syntax.FRAME_READERS - {"super"}  # these would see the new variables
 # nodes that evaluate all their operands, in order
 _IN_ORDER = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.Tuple, ast.List, ast.Dict)
 DRAWING = {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "integers", "rand", "randn"}
@@ -199,14 +186,14 @@ def arguments_before_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
     """
     tree = copy.deepcopy(tree)
     if not any(isinstance(x, (ast.Global, ast.Nonlocal)) or getattr(x, "id", "") in _OTHERS for x in ast.walk(tree)):
-        tree.body = _with_arguments(tree.body, (names_bound(tree.body) | set(params_of(tree))) - {"self"})
+        tree.body = _with_arguments(tree.body, (syntax.names_bound(tree.body) | set(syntax.params_of(tree))) - {"self"})
     return tree
 
 
 def _with_arguments(statements: list[ast.stmt], records: set[str]) -> list[ast.stmt]:
     out: list[ast.stmt] = []
     for statement in statements:
-        if not isinstance(statement, FUNCTIONS):
+        if not isinstance(statement, syntax.FUNCTIONS):
             for holder in (statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
                 for name in ("body", "orelse", "finalbody"):
                     if isinstance(getattr(holder, name, None), list):
@@ -227,22 +214,22 @@ def _hoisted(value: ast.expr, statement: ast.stmt, records: Collection[str]) -> 
         around, node = node, None
         for holder, place, child in _operands(around):
             is_argument = isinstance(around, ast.Call) and child is not around.func
-            is_drawn = not is_chain(child) and _is_drawn(child)
+            is_drawn = not syntax.is_chain(child) and _is_drawn(child)
             if is_argument and (is_drawn or _is_part(child, records)):
                 # neither can clash with a name in the source
                 name = f"_drawn_{statement.lineno}" if is_drawn else ast.unparse(child)
-                put(holder, place, ast.copy_location(ast.Name(name, ast.Load()), child))
+                syntax.put(holder, place, ast.copy_location(ast.Name(name, ast.Load()), child))
                 out.append(_assignment(name, child, statement))
                 if is_drawn:
                     return out
-            elif not is_chain(child):
+            elif not syntax.is_chain(child):
                 node = child
                 break
     return out
 
 
 def _operands(node: ast.AST) -> Iterator[tuple[object, object, ast.expr]]:
-    for holder, place, child in operand_places(node):
+    for holder, place, child in syntax.operand_places(node):
         if isinstance(child, ast.keyword):
             yield child, "value", child.value
         elif isinstance(child, ast.expr):
@@ -253,9 +240,10 @@ def _is_part(node: ast.expr, records: Collection[str]) -> bool:
     """Whether it is an item or attribute of a local variable, possibly nested."""
     root, looks = node, False
     while isinstance(root, (ast.Attribute, ast.Subscript)):
-        looks |= isinstance(root, ast.Attribute) and root.attr in LOOKS
+        looks |= isinstance(root, ast.Attribute) and root.attr in syntax.LOOKS
         root = root.value
-    return root is not node and isinstance(root, ast.Name) and root.id in records and is_chain(node) and not looks
+    is_record = root is not node and isinstance(root, ast.Name) and root.id in records
+    return is_record and syntax.is_chain(node) and not looks
 
 
 def _is_drawn(node: ast.expr) -> bool:
