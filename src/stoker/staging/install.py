@@ -21,12 +21,7 @@ from ..workers.fetcher import staged_in
 from .dataset import Staged
 from .open_store import check_tier
 
-SHARED = (
-    "num_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "persistent_workers",
-)  # torch's arguments that change no batch
+SHARED = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")  # of torch; they change no batch
 MAX_CACHES = 8  # datasets whose caches are kept while no loader uses them
 _lock = threading.Lock()
 _defaults: list[Attributes] = []  # of each active install, merged with those of earlier ones

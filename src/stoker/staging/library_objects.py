@@ -28,13 +28,7 @@ from ..core.errors import StokerWarning
 NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 # Their contents do not affect samples.
-IGNORED = (
-    *GENERATORS,
-    type(threading.Lock()),
-    type(threading.RLock()),
-    threading.Condition,
-    logging.Handler,
-)
+IGNORED = (*GENERATORS, type(threading.Lock()), type(threading.RLock()), threading.Condition, logging.Handler)
 LIBRARY_STATES = {  # the part of a standard-library object that affects samples
     threading.Event: lambda x: x.is_set(),
     threading.Semaphore: lambda x: x._value,
@@ -130,13 +124,10 @@ def columns_of(x: Held) -> Iterator[tuple[object, Held]]:
 
 def library_settings() -> tuple[object, ...]:
     """Library settings that scripts change and samples depend on."""
-    found = [
-        getattr(sys.modules.get(module), name, default)  # a module not imported yet has its defaults
-        for module, name, default in (
-            ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", False),
-            ("PIL.Image", "MAX_IMAGE_PIXELS", 1024 * 1024 * 1024 // 4 // 3),
-        )
-    ]
+    found = (  # a module not imported yet has its defaults
+        getattr(sys.modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False),
+        getattr(sys.modules.get("PIL.Image"), "MAX_IMAGE_PIXELS", 1024 * 1024 * 1024 // 4 // 3),
+    )
     precision = torch.get_float32_matmul_precision()
     decimals = decimal.getcontext().copy()
     decimals.clear_flags()  # flags left by earlier calculations
@@ -157,10 +148,9 @@ def library_settings() -> tuple[object, ...]:
 def levels_of_loggers() -> tuple[object, ...]:
     """Levels that decide which loggers are enabled."""
     manager = logging.root.manager
-    found = [
-        (name, x.level, x.disabled) for name, x in sorted(manager.loggerDict.items()) if isinstance(x, logging.Logger)
-    ]
-    return manager.disable, logging.root.level, *(entry for entry in found if any(entry[1:]))
+    loggers = ((name, x) for name, x in sorted(manager.loggerDict.items()) if isinstance(x, logging.Logger))
+    found = [(name, x.level, x.disabled) for name, x in loggers if x.level or x.disabled]
+    return manager.disable, logging.root.level, *found
 
 
 def working_folder() -> str:

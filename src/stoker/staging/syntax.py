@@ -134,16 +134,8 @@ MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writ
 MUTATORS |= {"fill", "move_to_end", "difference_update", "intersection_update", "symmetric_difference_update"}
 # functions that change their first argument: of random and numpy, bisect, heapq and operator
 CHANGE_ARGUMENT = {"shuffle", "copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis", "setitem"}
-CHANGE_ARGUMENT |= {
-    "insort",
-    "insort_left",
-    "insort_right",
-    "heappush",
-    "heappop",
-    "heapify",
-    "heapreplace",
-    "heappushpop",
-}
+CHANGE_ARGUMENT |= {"insort", "insort_left", "insort_right"}
+CHANGE_ARGUMENT |= {"heappush", "heappop", "heapify", "heapreplace", "heappushpop"}
 IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")  # tensor methods such as ``mul_``
 
 

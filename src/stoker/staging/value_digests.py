@@ -143,11 +143,9 @@ class ValueDigests(ABC):
             return Entry(f"a {type(x).__name__}", (described, *map(self._bytes_token, arrow_buffers(x))))
         if package in IMMUTABLE_MODULES:
             self._seen.setdefault(id(x), (len(self._seen), x, ""))
-            return (
-                Entry(f"a {type(x).__name__}", ("immutable", id(x)))
-                if not self._across_runs
-                else self._opaque_entry(path, x)
-            )
+            if self._across_runs:
+                return self._opaque_entry(path, x)
+            return Entry(f"a {type(x).__name__}", ("immutable", id(x)))
         if package in HANDLES:
             stamp = stamp_of_handle(x, package)
             self.handles.add(path)
@@ -165,11 +163,8 @@ class ValueDigests(ABC):
             digest = file_stamp(str(x.filename))  # its file is the input
         else:
             digest = self._bytes_token(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) if x.size else b""
-        own = (
-            self._flat(dict(attributes_of(x)), plain=False, path=path)
-            if type(x) not in (np.ndarray, np.memmap)
-            else b""
-        )
+        is_plain = type(x) in (np.ndarray, np.memmap)
+        own = b"" if is_plain else self._flat(dict(attributes_of(x)), plain=False, path=path)
         described = repr(x.dtype), str(x.dtype.metadata or "")
         return Entry(text, (type(x).__name__, *described, x.shape, x.strides if x.size else (), digest, own))
 
@@ -180,9 +175,7 @@ class ValueDigests(ABC):
         if not self._shared and x.is_shared():
             return Entry(text, kind)
         if not x.is_cpu or x.is_quantized or x.is_nested:
-            return self._opaque_entry(
-                path, x, f"is a tensor on {x.device}" if not x.is_cpu else ("is not a plain tensor")
-            )
+            return self._opaque_entry(path, x, "is not a plain tensor" if x.is_cpu else f"is a tensor on {x.device}")
         with torch.no_grad():
             if x.layout is not torch.strided:
                 parts = [x._indices(), x._values()] if x.layout is torch.sparse_coo else None
@@ -201,16 +194,15 @@ class ValueDigests(ABC):
     def _table(self, x: Held, path: str) -> Entry:
         columns = [(str(name), column) for name, column in columns_of(x)]
         found = [(name, str(c.dtype), self._column(c, path)) for name, c in columns]
-        more = self._flat(
-            [list(map(str, getattr(x, "columns", ()))), getattr(x, "attrs", None)], plain=False, path=path
-        )
+        described = [list(map(str, getattr(x, "columns", ()))), getattr(x, "attrs", None)]
+        more = self._flat(described, plain=False, path=path)
         return Entry(f"a {type(x).__name__} of {len(x)}", (type(x).__name__, x.shape, more, tuple(found)))
 
     def _column(self, column: Held, path: str) -> object:
         categories = getattr(getattr(column, "dtype", None), "categories", None)  # in pandas, their order counts
-        own = (
-            None if categories is None else self._flat([list(categories), column.dtype.ordered], plain=False, path=path)
-        )
+        own: bytes | None = None
+        if categories is not None:
+            own = self._flat([list(categories), column.dtype.ordered], plain=False, path=path)
         return self._array(column.to_numpy(), path).digest, own
 
     def _file(self, x: Held, path: str) -> Entry:

@@ -228,9 +228,8 @@ class _Verification:
                 if attributes[name] is _UNUSABLE:
                     attributes[name] = value
         if not is_same:
-            raise CacheError(
-                f"the part after the cut reads what the part before it sets: {readable_change(min(paths))}"
-            )
+            why = f"the part after the cut reads what the part before it sets: {readable_change(min(paths))}"
+            raise CacheError(why)
 
     def _is_kept_by_dataset(self, i: int) -> bool:
         """Whether the first part returns what the dataset's own cache holds."""

@@ -220,9 +220,8 @@ class _Search:
     def trial(self, n: int) -> BatchSizeTrial:
         """Runs a trial with batches of ``n`` samples. Raises UsageError if the script's code raises."""
         if 2 * n * self._sample_bytes > self._host:  # the samples and the batch made from them exist at the same time
-            return BatchSizeTrial(
-                n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM"
-            )
+            why = f"making the batch would take more than {human_bytes(self._host)} of RAM"
+            return BatchSizeTrial(n, False, 0, None, why)
         self._module.reset_peak_memory_stats()
         random_state = self._module.get_rng_state()
         seconds, why, failed = 1e-9, "", ""
