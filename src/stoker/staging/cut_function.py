@@ -47,11 +47,9 @@ class Cut(NamedTuple):
     call: int | None = None
     inside: bool = False  # the cut continues inside that call; otherwise the whole call runs every time
     given: tuple[str, ...] = ()  # parameters that the caller passes again when running the tail
-    # line and column of subscripts of lists, dicts and arrays, whose values the tail looks up again
-    plain: frozenset[tuple[int, int]] = frozenset()
+    plain: frozenset[tuple[int, int]] = frozenset()  # line and column of subscripts that the tail may look up again
     unrolled: bool = False  # the position counts statements after unrolling list comprehensions: see ``unroll``
-    # positions of ``with`` statements that the tail enters again; others only serve the head
-    entered: frozenset[syntax.Position] = frozenset()
+    entered: frozenset[syntax.Position] = frozenset()  # ``with`` statements that the tail enters, too
 
 
 class FunctionParts(NamedTuple):
@@ -62,8 +60,7 @@ class FunctionParts(NamedTuple):
     # the cut continues; and ``_stoker_missing``, names of unbound variables
     tail: types.FunctionType
     stored: tuple[str, ...]  # names of the variables stored between the two
-    # arguments, by position or name, that the tail can pass again to the call in which the cut continues
-    repeatable: tuple[int | str, ...]
+    repeatable: tuple[int | str, ...]  # arguments, by position or name, that the tail can pass again to the inner call
     line: int  # of the first statement that runs every time
 
 
@@ -181,8 +178,7 @@ class _Cutter:
         self.locals = locals_  # all variables of the function
         self.passed = passed  # parameters that the caller passes to the tail again, such as ``self``
         self._own = own  # its variables that are not parameters
-        # head statements that contain the cut, by id, and the block in which it lies
-        self.entered: dict[int, str] = {}
+        self.entered: dict[int, str] = {}  # by id of a head statement with the cut inside: the block in which it lies
         self.repeatable: list[int | str] = []  # see ``FunctionParts``
         self._alive: list[ast.stmt] = []  # keeps nodes alive so that no id is reused
 

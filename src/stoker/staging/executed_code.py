@@ -126,18 +126,13 @@ class Executed:
         # attributes, globals and strings mentioned in the code, including the user's functions that it names
         self.names: set[str] = set()
         self.user_names: set[str] = set()  # those mentioned outside libraries
-        # module and name of the global variables among them that hold values
-        self.variables: set[tuple[str, str]] = set()
+        self.variables: set[tuple[str, str]] = set()  # module and name of the global variables among them with values
         self.changes = ""  # what the dataset's own methods assign to that outlives a call; "" if nothing
-        # a called function whose result differs each time (clock, system entropy); "" if none
-        self.asks = ""
-        # attributes that methods of the dataset, and of nested datasets, assign to in any branch
-        self.assigned: set[str] = set()
-        # by user function: attributes and global variables that it changes. See ``names_written``.
-        self._written: dict[types.CodeType, frozenset[str]] = {}
+        self.asks = ""  # a function that answers differently each time (clock, system entropy), and was called
+        self.assigned: set[str] = set()  # attributes that methods of the dataset, or inner ones, assign to in any branch
+        self._written: dict[types.CodeType, frozenset[str]] = {}  # by user function: see ``names_written``
         self._written_by_run: set[types.CodeType] = set()  # user functions that ran for a lasting object
-        # names of assigned attributes, each with the objects whose methods assign them, except the dataset
-        self.stored: dict[str, list[object]] = {}
+        self.stored: dict[str, list[object]] = {}  # by attribute: objects whose methods assign it, not the dataset
         self.looks_up_names = False  # the user's code looks up attributes by computed names
         self._run: set[types.CodeType] = set()
         self._seen: set[types.CodeType] = set()

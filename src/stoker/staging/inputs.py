@@ -139,8 +139,7 @@ class Inputs(ComparedInputs):
         self._of_code: set[str] = set()  # paths of functions
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that cache their results
         self.packages: set[str] = set()  # libraries whose functions and classes may be used
-        # names in code that reads files by descriptor: ``os.pread(self.fd, 8)``
-        self._beside_descriptors: set[str] = set()
+        self._beside_descriptors: set[str] = set()  # names in code that reads by descriptor: ``os.pread(self.fd, 8)``
         self._modules: dict[int, set[str]] = {}  # by id of a user's module: names that were looked up in it
         self._classes: set[int] = set()  # ids of classes whose members have been visited
         self._known: dict[type, bool] = {}  # whether a class is the user's

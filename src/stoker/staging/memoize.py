@@ -99,15 +99,12 @@ def values_of(values: Values) -> tuple[object, ...] | None:
 class MemoNode(Compiled[types.FunctionType]):
     """A function with calls that are answered from memory."""
 
-    # numbers of calls identified by the local variables that they mention
-    by_values: set[int] = field(default_factory=set)
-    # numbers of calls identified by function and arguments
-    by_args: set[int] = field(default_factory=set)
+    by_values: set[int] = field(default_factory=set)  # calls identified by the local variables that they mention
+    by_args: set[int] = field(default_factory=set)  # calls identified by function and arguments
     # by call number and ``key_of`` the callee: how to make the call in two parts, of which the first is cached and
     # identified by the local variables that it mentions
     prefixes: dict[int, dict[str, PlanNode]] = field(default_factory=dict)
-    # by number of a call in ``prefixes``: consecutive failures of its first part
-    failures: Counter[int] = field(default_factory=Counter)
+    failures: Counter[int] = field(default_factory=Counter)  # of first parts, in a row, by number in ``prefixes``
     # nodes of functions that it calls and that contain cached calls, by number and ``key_of``
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)  # numbers of calls answered so far, in this process

@@ -70,8 +70,7 @@ class CutNode(Compiled[FunctionParts]):
     """A function cut in two parts."""
 
     where: Cut  # the cut
-    # nodes for the call in which the cut continues, by ``key_of`` the callee
-    inner: dict[str, PlanNode] = field(default_factory=dict)
+    inner: dict[str, PlanNode] = field(default_factory=dict)  # of the call that is cut, too; by ``key_of`` the callee
 
     def parts(self, callee: Callee) -> FunctionParts:
         """Returns the head and tail functions."""
@@ -235,14 +234,10 @@ class Plan:
     # draws are undone
     moves: list[str] = field(default_factory=list)
     reads: set[str] | None = None  # names of attributes and globals that the first part may read; None: any
-    # paths of attributes that loading a sample writes, and that the first part does not read before that
-    scratch: set[str] = field(default_factory=set)
-    # names of attributes that the first part assigns to in objects outliving the sample
-    stores: set[str] = field(default_factory=set)
-    # attributes in which the dataset itself caches samples: the first part runs with empty ones
-    own_caches: list[Path] = field(default_factory=list)
-    # module and name of each global variable that the first part reads
-    globals: list[tuple[str, str]] = field(default_factory=list)
+    scratch: set[str] = field(default_factory=set)  # paths that samples write, and the first part does not read before
+    stores: set[str] = field(default_factory=set)  # attributes of lasting objects that the first part assigns to
+    own_caches: list[Path] = field(default_factory=list)  # where the dataset caches samples; empty for the first part
+    globals: list[tuple[str, str]] = field(default_factory=list)  # module and name of each that the first part reads
     shown: str = ""  # file and line of the first statement that runs every time
     head_s: float = 0.0  # seconds that the first part of a sample takes
     tail_s: float = 0.0  # seconds that the second part takes

@@ -56,8 +56,7 @@ class MemoPlan:
 
     root: MemoNode  # of ``dataset.__getitem__``
     reads: set[str] | None = None  # names of attributes and globals that the cached calls may read; None: any
-    # module and name of each global variable that they read
-    globals: list[tuple[str, str]] = field(default_factory=list)
+    globals: list[tuple[str, str]] = field(default_factory=list)  # module and name of each that they read
     served_s: float = 0.0  # seconds per sample if all calls are answered
     nbytes: float = 0.0  # bytes cached per call
     pickled: str = ""  # a class whose objects are pickled in it; "" if none

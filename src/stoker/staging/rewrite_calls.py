@@ -31,8 +31,7 @@ class Site(NamedTuple):
     text: str  # its source
     function: str  # source of the callee: "self.load"; "self.rows.__getitem__" for a subscript
     line: int  # its line
-    # local variables that it reads, without ``self``; None if it binds variables of its own
-    mentioned: list[str] | None
+    mentioned: list[str] | None  # local variables that it reads, without ``self``; None if it binds some of its own
 
 
 def rewritten(

@@ -118,13 +118,10 @@ class TrialSamples:
     def __init__(self, dataset: MapDataset, indices: Sequence[Index] = (), sampler: Iterable[Index] = ()) -> None:
         self.dataset = dataset
         self.generators = find_generators(dataset)  # all generators reachable from it, each with a path
-        # the dataset takes lists of indices (batch_size=None, sampler=BatchSampler(...)), or indices that are not
-        # numbers, such as a window of a picture
-        self.by_batch = False
+        self.by_batch = False  # the dataset takes no numbers, but lists of indices, or windows of a picture
         self._sampler = sampler
         self.loaded: list[Index] = []  # indices of loaded samples
-        # attributes of the dataset that loading a sample changes, every time or once per sample
-        self.changes: list[str] = []
+        self.changes: list[str] = []  # attributes of the dataset that each sample changes, every time or once
         # the same, plus values set where there was None, such as a list in which the dataset caches samples; and data
         # changed by the first sample
         self.filled: list[str] = []
@@ -138,14 +135,12 @@ class TrialSamples:
         self.only_together = ""  # why nothing that single samples show holds for batches
         self.sample_s = float("inf")  # seconds per sample, the minimum
         self.collate_s = float("inf")  # collate time per sample; infinite if unknown
-        # module and name of the global variables that its code reads, as far as known
-        self.variables: set[tuple[str, str]] = set()
+        self.variables: set[tuple[str, str]] = set()  # module and name of known global variables that its code reads
         self._first = Executed(dataset)  # the code that ran for the first sample, and may have made something
         self._seed = SEED
         self._occupied: list[object] = []  # see ``occupy``
         self._wholes: dict[str, Whole] = {}  # by the index's repr
-        # indices of samples not loaded yet
-        self.fresh: list[Index] = list(indices or positions(len(dataset)))
+        self.fresh: list[Index] = list(indices or positions(len(dataset)))  # indices of samples not loaded yet
 
     # -- random states
 

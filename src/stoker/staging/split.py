@@ -65,8 +65,7 @@ class Split:
                 found = TrialResult(None, [], str(e))
         if found.plan is None and found.memo is None:
             raise UsageError(f"{name} cannot be split: {found.why_not}. {REMEDY}")
-        # how the two parts are made, and their cost; None if calls are cached instead
-        self.plan: Plan | None = found.plan
+        self.plan: Plan | None = found.plan  # how the two parts are made, and their cost
         self.memo: MemoPlan | None = found.memo  # the calls that are cached instead
         self.rows: list[Row] = found.rows  # the stages in order, each with the reason why it is cached or not
         self.why_not = found.why_not  # why no more is cached; "" if everything is

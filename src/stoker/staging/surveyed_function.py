@@ -21,20 +21,17 @@ class SurveyedFunction:
     def __init__(self, callee: Callee) -> None:
         self.callee = callee  # the function
         self.sites = sites_of(callee.fn, callee.is_method)  # its calls, by number
-        # by call number: its durations, without its arguments
-        self.seconds: dict[int, list[float]] = {}
+        self.seconds: dict[int, list[float]] = {}  # durations of calls, by number, without their arguments
         self.seconds_with_args: dict[int, list[float]] = {}  # the same, including evaluation of its arguments
         self.not_by_args: set[int] = set()  # numbers of calls that draw, or whose arguments are not all small values
         self.drew: set[int] = set()  # numbers of calls that draw, themselves or in evaluating their arguments
         self.draws_itself: set[int] = set()  # numbers of calls that themselves draw
         self.large: dict[int, set[str]] = {}  # by call number, its local variables that are not small values
         self.calls: dict[int, Call] = {}  # by number, the first such call with arguments that are not small values
-        # by call number, how to make it in two parts; None: impossible
-        self.prefixes: dict[int, PlanNode | None] = {}
+        self.prefixes: dict[int, PlanNode | None] = {}  # how to make calls in two parts, by number; None: impossible
         self.cheap: set[int] = set()  # numbers of frequent calls that take no time
         self.struck: set[int] = set()  # numbers of calls that must not be cached
-        # what is known about the functions that it calls, by number and ``key_of``
-        self.inner: dict[tuple[int, str], SurveyedFunction] = {}
+        self.inner: dict[tuple[int, str], SurveyedFunction] = {}  # that it calls, by number and ``key_of``
         self._copy: types.FunctionType | None = None
 
     def copied(self) -> types.FunctionType:

@@ -128,8 +128,7 @@ class _Verification:
     def __init__(self, plan: Plan, samples: TrialSamples, changing: Collection[str]) -> None:
         self._inputs = Inputs(samples.dataset)
         self.code = Executed(samples.dataset, self._inputs.objects)  # inspects the code of the first part
-        # the cached state contains objects of the dataset, in which the second part may read anything
-        self.holds_objects = False
+        self.holds_objects = False  # the state holds objects of the dataset, of which the second part may read anything
         self._plan = plan
         self._samples = samples
         self._changing = set(changing)

@@ -26,12 +26,10 @@ class AppliedLoader:
     entry: JsonObject | None = None  # the loader's entry in the report; None: nothing is decided yet
     is_undecided: bool = False  # whether it gets workers must be decided again
     draws: Draws = field(default_factory=Draws)
-    # describes what has changed since a loader without workers was given some; "" for nothing
-    given_for: Callable[[], str] | None = None
+    given_for: Callable[[], str] | None = None  # describes changes since a loader was given workers; "" for none
     drew: Flag | None = None  # raised by these workers when making a batch drew random numbers
     was_taken_back: bool = False  # the script has changed its dataset since
-    # persistent workers of a class with its own iterators were started with the cache
-    has_cache_in_workers: bool = False
+    has_cache_in_workers: bool = False  # persistent workers, of its class's own iterators, have started with it
     epochs: CachedEpochs | None = (
         None  # decides who makes the next epoch of a loader that the script made without workers
     )

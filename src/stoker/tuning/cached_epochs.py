@@ -53,8 +53,7 @@ class CachedEpochs:
         self._sample_s = sample_s
         self._workers = workers
         self._cores = cores
-        # of the running epoch: maker, number, whether the cache was filled, results stored before
-        self._begun: tuple[Maker, int, bool, int] | None = None
+        self._begun: tuple[Maker, int, bool, int] | None = None  # maker, number, was filled, stored before
         self._last: Epoch | None = None
         self._by_maker: dict[Maker, Epoch] = {}
         self._stored = 0

@@ -101,8 +101,7 @@ class ManagedDataset:
         self._collate_discards = Discards()
         self._is_alone = False  # the trial is not shared by the ranks of this node
         self._did_not_pay = False  # comparing what samples depend on costs too much for the epochs seen so far
-        # names that a loader's functions may change, by its id and the number of functions
-        self._written: dict[tuple[int, int], set[str]] = {}
+        self._written: dict[tuple[int, int], set[str]] = {}  # names changed by a loader's functions: id, their number
         self.waits = False  # waits until no other trial runs
         self._is_second = False  # the first trial could not load any sample
         self._threads_matter = True  # see ``set_threads_matter``

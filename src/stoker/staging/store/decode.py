@@ -40,8 +40,7 @@ class Layout:
     def __init__(self, type_spec: str, pickles: bool = True) -> None:
         self.type_spec = type_spec  # as returned by ``take``
         self.sizes: list[int | None] = []  # bytes of each leaf; None if the size varies between samples
-        # for leaves that are tensors, arrays or numbers; None for others
-        self.dtypes: list[torch.dtype | None] = []
+        self.dtypes: list[torch.dtype | None] = []  # of leaves that are tensors, arrays or numbers
         self.shapes: list[Shape] = []
         self.strides: list[Shape | None] = []
         self._makers: dict[str, Callable[[Spec], Make]] = {
@@ -72,11 +71,9 @@ class Layout:
         except Exception as e:  # anybody may have written it
             raise CacheError(f"invalid sample type: {type_spec[:200]!r} ({one_line(e)})") from e
         self._makers.clear()  # they reference this object: avoids a cycle
-        # every leaf has a fixed size, so samples of this type can be rows of columns
-        self.fixed = all(n is not None for n in self.sizes)
+        self.fixed = all(n is not None for n in self.sizes)  # so samples of this type can be rows of columns
         dense = None not in self.dtypes and None not in self.strides and 0 not in self.sizes
-        # every leaf is a tensor, array or number, so a batch is one gather from each column
-        self.stacks = self.fixed and dense and _stacks(self._tree)
+        self.stacks = self.fixed and dense and _stacks(self._tree)  # so a batch is one gather from each column
 
     @property
     def nbytes(self) -> int:

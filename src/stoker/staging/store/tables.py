@@ -60,8 +60,7 @@ class Tables:
         self._medium = medium
         self._head = head  # of the store, in which the way of storing is already decided
         self.layout: Layout | None = None  # of the samples in rows; None if all are blocks
-        # the columns as tensors with a row per sample, if a batch is one gather from each; else []
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []  # columns with a row per sample, for a gather; [] if samples do not stack
         self._columns: list[_Column] = []
         self._crc: NDArray[np.uint32] | None = None  # of each row; for files only
         if head.state == StoreState.ROWS:
