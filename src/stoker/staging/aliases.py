@@ -34,8 +34,7 @@ def share_memory(a: object, b: object) -> bool:
 
 
 def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:
-    """Whether two results of the same call hold the same object. It then belongs to the dataset, and a cached copy
-    would miss later changes of its attributes."""
+    """Whether two results of the same call hold one object: the dataset's. Cached copies miss later changes."""
     if isinstance(a, (*IMMUTABLE, *IDENTICAL, torch.Tensor, np.ndarray)) or type(a) is not type(b) or not depth:
         return False
     if isinstance(a, (list, tuple)):

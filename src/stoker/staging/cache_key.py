@@ -97,8 +97,7 @@ def name_of(dataset: object) -> str:
 
 
 def versions_of(packages: Collection[str]) -> dict[str, str]:
-    """The version of each package, with a digest of the size and time of its main file. The standard library and the
-    user's own packages have none."""
+    """The version of each package, not the user's or Python's own, with a digest of its main file's size and time."""
     modules = _loaded()
     return {name: _token(name, modules[name]) for name in sorted(_used(packages, modules))}
 

@@ -66,8 +66,7 @@ class Callee(NamedTuple):
 
 
 def callee_of(called: Any) -> Callee | None:
-    """The Python function behind a callable: a function, a method, a module's ``forward``, an object with ``__call__``.
-    None for native code and classes."""
+    """The Python function that a callable runs: itself, ``forward``, ``__call__``; None for native code and classes."""
     if isinstance(called, types.FunctionType):
         return Callee(called, None)
     if isinstance(called, types.MethodType):
@@ -117,8 +116,7 @@ class Compiled(Generic[Rewritten]):
     def compile(
         self, callee: Callee, make: Callable[[], Rewritten], rebind: Callable[[Rewritten], Rewritten]
     ) -> Rewritten:
-        """Rewrites a function, once per process. ``rebind``: adapts the result for another closure with the same code,
-        which has different enclosing variables."""
+        """Rewrites a function, once per process. ``rebind``: adapts the result to another closure of the same code."""
         fn = callee.fn
         if self.last is not None and self.last[0] is fn:
             return self.last[1]

@@ -158,8 +158,7 @@ class Staged(Wrapper):
         )
 
     def _bind(self, watch: ChangeWatch | None = None) -> None:
-        """Creates the per-process parts: the two functions, and what the process remembers about them. ``watch``: of
-        the object that this one copies."""
+        """Creates what belongs to this process. ``watch``: of the object that this one copies."""
         prepare, augment = self._said
         split = self.split
         if split is not None:

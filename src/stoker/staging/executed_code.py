@@ -129,7 +129,7 @@ class Executed:
         self.variables: set[tuple[str, str]] = set()  # module and name of the global variables among them with values
         self.changes = ""  # what the dataset's own methods assign to that outlives a call; "" if nothing
         self.asks = ""  # a function that answers differently each time (clock, system entropy), and was called
-        self.assigned: set[str] = set()  # attributes that methods of the dataset, or inner ones, assign to in any branch
+        self.assigned: set[str] = set()  # attributes that methods of datasets, also inner ones, assign to in any branch
         self._written: dict[types.CodeType, frozenset[str]] = {}  # by user function: see ``names_written``
         self._written_by_run: set[types.CodeType] = set()  # user functions that ran for a lasting object
         self.stored: dict[str, list[object]] = {}  # by attribute: objects whose methods assign it, not the dataset
@@ -297,8 +297,7 @@ def _formats_attributes(code: types.CodeType) -> bool:
 
 
 def _functions_in(x: Value) -> Iterator[types.FunctionType]:
-    """Yields the function, or what a decorator wraps, or the functions that a descriptor such as
-    ``functools.cached_property`` calls."""
+    """Yields a function, or what a decorator wraps, or what a descriptor such as ``cached_property`` calls."""
     if isinstance(x, property):
         held = [x.fget]
     elif isinstance(x, (staticmethod, classmethod)):

@@ -206,8 +206,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> 
 
 
 def deadline() -> Callable[[float], None]:
-    """Returns a function that has the kernel kill this process after some seconds; 0: not any more. Not with SIGALRM,
-    which the user's code may use for its own timeouts."""
+    """Returns a function: the kernel kills this process after so many seconds; 0: not. SIGALRM may be the user's."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "timer_create"):  # glibc < 2.34
         libc = ctypes.CDLL("librt.so.1")

@@ -103,8 +103,7 @@ class KeptSamples:
             self.found = self._written = int(np.count_nonzero(store.locations))
 
     def is_right(self, make: Callable[[int], Sample]) -> bool:
-        """Whether samples from earlier runs may be served: one was recomputed and is the same. A difference removes the
-        folder, because the key missed something."""
+        """Whether samples from earlier runs may be served: one, made again, is the same. If not, removes the folder."""
         if not self.found or self._store is None:
             return True
         differing, is_known = differing_sample(self._store, make)

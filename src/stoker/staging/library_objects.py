@@ -197,8 +197,7 @@ NOT_SET = "a slot that is not set"
 
 
 def native_base(cls: type) -> type:
-    """The first class in the MRO with a native memory layout, found as in ``copyreg._reduce_ex``; ``object`` if
-    instances consist of attributes only."""
+    """The first class in the MRO with a native layout, as in ``copyreg._reduce_ex``; ``object``: attributes only."""
     for base in cls.__mro__:
         if not base.__flags__ & HEAPTYPE:
             return base

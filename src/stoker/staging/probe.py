@@ -40,8 +40,7 @@ class Reached(BaseException):
 
 
 class Recorder:
-    """Receives the reports of a probed function. ``stop_at``: position and number of a call at which to stop: instead
-    of making it, raises ``Reached`` with its arguments."""
+    """Receives the reports of a probed function. ``stop_at``: a call instead of which to raise ``Reached``."""
 
     def __init__(self, has_moved: Callable[[], bool], stop_at: Moved | None = None) -> None:
         self.first: Moved | None = None  # what first advanced a generator; None so far

@@ -112,8 +112,7 @@ def occupy(seed: int) -> list[object]:
 
 
 class TrialSamples:
-    """A few samples of a dataset. ``indices``: which; chosen here if empty. ``sampler``: the loader's, which supplies
-    others if the dataset rejects these."""
+    """A few samples of a dataset. ``indices``: which, if not chosen here. ``sampler``: has others if these fail."""
 
     def __init__(self, dataset: MapDataset, indices: Sequence[Index] = (), sampler: Iterable[Index] = ()) -> None:
         self.dataset = dataset

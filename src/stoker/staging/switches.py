@@ -26,8 +26,7 @@ _UNKNOWN = object()
 
 
 def scope_of(tree: ast.FunctionDef, variables: Scope, first: str, bound: object) -> Scope:
-    """Values of the names in a function. ``variables``: global ones; ``first``: its name for ``self``, "" if it has
-    none; ``bound``: the object bound to that name."""
+    """Values of names in a function: of ``variables``, the global ones; of ``first`` (``self``; or ""), ``bound``."""
     own = {*params_of(tree), *local_variables(tree)}
     return {k: v for k, v in variables.items() if k not in own} | ({first: bound} if first else {})
 

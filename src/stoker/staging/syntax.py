@@ -394,8 +394,7 @@ def _bound_by(x: ast.AST) -> list[str]:
 
 
 def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes whose names belong to the scope of the given node: excludes nested functions, classes and comprehensions,
-    but includes ``:=`` in the latter."""
+    """Nodes of a scope, without nested functions and classes, and of comprehensions only the ``:=``."""
     yield node
     if isinstance(node, COMPREHENSIONS):
         yield from (x.target for x in ast.walk(node) if isinstance(x, ast.NamedExpr))

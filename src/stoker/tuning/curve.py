@@ -43,8 +43,7 @@ def bars(points: Sequence[Point], knee: int, width: int) -> list[str]:
 
 
 def svg(points: Sequence[Point], knee: int, guesses: Sequence[Guess]) -> str:
-    """A drawing that needs no script and no style: medians with the range of their windows, the knee, the guesses.
-    The axis of workers is logarithmic."""
+    """Draws medians with the range of their windows, the knee, the guesses. Workers have a logarithmic axis."""
     drawn = [g for g in guesses if g.rate is not None]
     most = max(p.workers for p in points)
     top = max(p.high for p in points) or 1.0

@@ -375,8 +375,7 @@ class ManagedDataset:
         return plan.own_caches[0][-1] if plan is not None and plan.own_caches else ""
 
     def staged_for(self, loader: LoaderLike) -> MapDataset | None:
-        """Returns the loader's dataset with its cache; None to go without. Without workers the dataset's own cache is
-        used, which the script can inspect."""
+        """Returns the loader's dataset with its cache; None to go without: e.g. it has its own, and no workers."""
         if self.staged is None or self.is_single_pass or (self.own_cache and not loader.num_workers):
             return None
         if self.found is not None and self.found.forgets and not int(loader.num_workers):
@@ -450,8 +449,7 @@ class ManagedDataset:
         return any(served() is asked for served in self._served)
 
     def serve(self, asked: MapDataset) -> None:
-        """Records that a loader uses this dataset, or a subset of it. If the script has recreated the dataset, its
-        random part runs on the new object from now on."""
+        """Records that a loader uses this dataset, or a subset. A recreated one makes the random parts from now on."""
         dataset = without_subsets(asked)
         if self.staged is not None and dataset is not self.dataset:
             self._dataset = lambda: dataset

@@ -98,8 +98,7 @@ def _check_folder(path: Path) -> None:
 
 
 class Folder:
-    """Tables in the files of one folder, mapped. Raises OSError if it cannot be opened, or if another process does not
-    release its lock; or NotOwn."""
+    """Tables in mapped files of one folder. Raises NotOwn; OSError if it cannot be opened, or stays locked."""
 
     trusted = pickles = False  # anybody may have written it
     kind = "disk"

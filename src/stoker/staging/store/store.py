@@ -248,8 +248,7 @@ class Store:
     # -- reading
 
     def find(self, indices: Sequence[Index]) -> NDArray[np.int64] | None:
-        """``where`` for a dataset's indices, which may count from the end. None if they are not numbers, or out of
-        range: the dataset then raises its own error."""
+        """``where`` for indices that may count from the end; None if the dataset must raise an error for them."""
         try:
             numbers = np.array(indices)
         except ValueError:
@@ -383,8 +382,7 @@ class Store:
 
     @property
     def columns(self) -> list[torch.Tensor]:
-        """One tensor per leaf with a row per sample; [] if a batch is not one gather from each. Read only via
-        ``copied``; never write to them."""
+        """One tensor per leaf, for a gather; [] if samples do not stack. Read only via ``copied``, never write."""
         return self._tables.tensors if self._tables is not None else []
 
     def ready(self) -> bool:
