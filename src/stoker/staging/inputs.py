@@ -62,7 +62,7 @@ from .users_code import (
     token_of_code,
     uses_hashes,
 )
-from .value_digests import DATASET, IMPORTED, ComparedInputs, Entry, lies_in, readable
+from .value_digests import DATASET, IMPORTED, Entry, ValueDigests, lies_in, readable
 
 WIDTH = 200  # items of a container that get entries of their own, unless they are plain
 DEPTH = 40  # nesting depth of objects
@@ -110,7 +110,7 @@ class _Sink:
             self.nbytes += len(data)
 
 
-class Inputs(ComparedInputs):
+class Inputs(ValueDigests):
     """What making a sample may currently read."""
 
     def __init__(

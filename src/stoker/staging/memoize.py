@@ -124,7 +124,7 @@ class MemoNode(Compiled[types.FunctionType]):
             methods |= dict.fromkeys(self.prefixes, KEEP_PREFIX)
             return rewritten(callee.fn, callee.is_method, methods)
 
-        fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
+        fn = self.compile(callee, make, lambda known: rebound(known.__code__, callee.fn, True))
         return fn(*callee.first, *call.args, _stoker=_MemoHelper(self, answers, callee), **call.kwargs)
 
     @property

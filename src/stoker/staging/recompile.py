@@ -64,11 +64,7 @@ def compiled_like(
     with no_collection():
         compiled = compile_with_marks(module, fn.__code__.co_filename, flags)
     codes = [c for c in _nested(compiled) if c.co_name == fn.__code__.co_name and c.co_name != SCOPE]
-    out = []
-    for code, (_, keeps) in zip(codes, trees, strict=False):
-        empty = tuple(types.CellType() for _ in code.co_freevars)
-        out.append(rebound(types.FunctionType(code, fn.__globals__, None, None, empty), fn, keeps))
-    return out
+    return [rebound(code, fn, keeps) for code, (_, keeps) in zip(codes, trees, strict=False)]
 
 
 def marked_lambda(code: types.CodeType) -> types.CodeType:
@@ -83,12 +79,12 @@ def marked_lambda(code: types.CodeType) -> types.CodeType:
     return next(c for c in scope.co_consts if isinstance(c, types.CodeType) and c.co_name == code.co_name)
 
 
-def rebound(made: types.FunctionType, fn: types.FunctionType, keeps: bool) -> types.FunctionType:
-    """Adapts a function made by ``compiled_like`` to another function of the same code: its closure and globals.
-    ``keeps``: the function has the original's parameters and defaults."""
+def rebound(code: types.CodeType, fn: types.FunctionType, keeps: bool) -> types.FunctionType:
+    """Returns a function with code made by ``compiled_like``, and the closure and globals of ``fn``. ``keeps``: it has
+    the original's parameters and defaults."""
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
-    closure = tuple(cells[name] for name in made.__code__.co_freevars)
-    new = types.FunctionType(made.__code__, fn.__globals__, fn.__name__, fn.__defaults__ if keeps else None, closure)
+    closure = tuple(cells[name] for name in code.co_freevars)
+    new = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__ if keeps else None, closure)
     new.__kwdefaults__ = dict(fn.__kwdefaults__ or {}) if keeps else None
     new.__qualname__, new.__module__ = fn.__qualname__, fn.__module__
     return new

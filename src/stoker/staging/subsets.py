@@ -40,13 +40,10 @@ def indices(dataset: object) -> NDArray[np.int64] | None:
 
 def for_trial(dataset: MapDataset) -> list[Index]:
     """Returns indices in the whole dataset for some samples of a subset; none if it is not a subset."""
-    out: list[Index] = []
-    for at in positions(len(dataset)) if type(dataset) is Subset else ():
-        index: Index = at
-        inner: object = dataset
-        while type(inner) is Subset:
-            index, inner = inner.indices[index], inner.dataset
-        out.append(index)
+    out: list[Index] = list(positions(len(dataset))) if type(dataset) is Subset else []
+    inner: object = dataset
+    while type(inner) is Subset:
+        out, inner = [inner.indices[index] for index in out], inner.dataset
     return out
 
 

@@ -37,7 +37,7 @@ class SurveyedFunction:
     def copied(self) -> types.FunctionType:
         """Returns a copy that reports its calls. Made once, because a sample may call it often. See ``rewritten``."""
         fn, known = self.callee.fn, self._copy
-        self._copy = rewritten(fn, self.callee.is_method) if known is None else rebound(known, fn, True)
+        self._copy = rewritten(fn, self.callee.is_method) if known is None else rebound(known.__code__, fn, True)
         return self._copy
 
     def note_large(self, number: int, mentioned: tuple[object, ...] | None) -> None:

@@ -69,7 +69,7 @@ def readable(path: str) -> str:
 
 
 class ValueDigests(ABC):
-    """Makes entries for values without parts. ``shared``, ``across_runs``, ``digests``: as for ``Inputs``."""
+    """Entries for values without parts, and comparisons of entries. ``shared``, ...: as for ``Inputs``."""
 
     def __init__(self, shared: bool, across_runs: bool, digests: bool = True) -> None:
         self._digests = digests
@@ -254,11 +254,9 @@ class ValueDigests(ABC):
         self.opaque[path] = f"{readable(path)} {why or f'is a {kind}, whose state cannot be read'}"
         return Entry(f"a {type(x).__name__}", kind, True)
 
+    # -- comparisons
 
-class ComparedInputs(ValueDigests):
-    """Entries by path that can be compared with later ones of the same object."""
-
-    def changes(self, later: ComparedInputs, opened: dict[str, Entry] | None = None) -> list[str]:
+    def changes(self, later: ValueDigests, opened: dict[str, Entry] | None = None) -> list[str]:
         """Describes what differs in later inputs of the same object. ``opened``: by path, what may exist or not."""
         opened = opened or {}
         out: list[str] = []
@@ -284,7 +282,7 @@ class ComparedInputs(ValueDigests):
         """Names the first object without a complete digest that loading samples did not create; "" if none."""
         return next((why for path, why in self.opaque.items() if not lies_in(path, opened)), "")
 
-    def opened(self, later: ComparedInputs) -> dict[str, Entry]:
+    def opened(self, later: ValueDigests) -> dict[str, Entry]:
         """What differs in later inputs, after a sample was loaded: the later entries by path. Loading other samples
         creates the same in other items of the same container."""
         absent = Entry("not set", None)
@@ -295,7 +293,7 @@ class ComparedInputs(ValueDigests):
         }
         return {_of_any_item(path): entry for path, entry in made.items()} | made
 
-    def made_first(self, later: ComparedInputs) -> dict[str, Entry]:
+    def made_first(self, later: ValueDigests) -> dict[str, Entry]:
         """Objects that later inputs have where there was nothing, with all that they hold: made on first use."""
         nothing = Entry("None", None)
         made = {
