@@ -28,8 +28,7 @@ from .change_watch import STALE, CheckSchedule
 from .library_objects import Held
 from .plan import Unplanned
 from .split import Split
-from .store.decode import layout
-from .store.decode import stored_copy as copy_of
+from .store.decode import layout, stored_copy
 from .store.encode import CacheError, take
 from .store.store import Store
 from .store.tables import Samples
@@ -373,10 +372,10 @@ class Filler:
         is_same = True
         is_shown = False
         with contextlib.suppress(Exception):  # an error shows nothing: it worked when it was stored
-            served = copy_of(serve())
+            served = stored_copy(serve())
             after = self.random_states().in_order()
             before.restore()
-            own = copy_of(self._dataset[index])
+            own = stored_copy(self._dataset[index])
             is_same = is_shown = equal_bits(served, own) and self.random_states().in_order() == after
             if not is_same:
                 is_same = self._varies(index, serve, before, served, own)
@@ -394,9 +393,9 @@ class Filler:
         all_served, all_own = [served], [own]
         for _ in range(RUNS_OF_RARE):
             before.restore()
-            all_served.append(copy_of(serve()))
+            all_served.append(stored_copy(serve()))
             before.restore()
-            all_own.append(copy_of(self._dataset[index]))
+            all_own.append(stored_copy(self._dataset[index]))
         if any(not equal_bits(made, own) for made in all_own):
             return True
         return any(equal_bits(a, b) for a in all_served for b in all_own)

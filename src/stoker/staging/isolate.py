@@ -33,17 +33,15 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ..core import packages, processes
 from ..core.errors import StokerError, UsageError, one_line
 from ..transport.slots import own_fork
+from .store.memory import MemoryTables
 from .users_code import is_users_code, is_users_module
-
-if TYPE_CHECKING:
-    from .store.memory import MemoryTables
 
 T = TypeVar("T")
 DIED = {

@@ -76,8 +76,8 @@ class CutNode(Compiled[FunctionParts]):
         """Returns the head and tail functions."""
 
         def rebind(known: FunctionParts) -> FunctionParts:
-            head, tail = (rebound(part.__code__, callee.fn, part is known.head) for part in (known.head, known.tail))
-            return known._replace(head=head, tail=tail)
+            head = rebound(known.head.__code__, callee.fn, True)
+            return known._replace(head=head, tail=rebound(known.tail.__code__, callee.fn, False))
 
         return self.compile(callee, lambda: cut(callee.fn, callee.is_method, self.where), rebind)
 

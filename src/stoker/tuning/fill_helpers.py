@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING
 
 import torch.multiprocessing
 
@@ -16,9 +15,7 @@ from ..loader.auto.limits import first_guess
 from ..sampling.worker_init import only_seeds
 from ..staging.fill_ahead import FillAhead
 from ..workers.can_start import why_not
-
-if TYPE_CHECKING:
-    from .managed_dataset import ManagedDataset
+from .managed_dataset import ManagedDataset
 
 
 def helpers_of(loader: LoaderLike, known: ManagedDataset) -> FillAhead | None:

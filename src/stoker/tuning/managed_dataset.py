@@ -11,7 +11,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -38,15 +38,13 @@ from ..staging.late_plan import LateHere, LatePlan
 from ..staging.node_cache import start_trial
 from ..staging.split import Split
 from ..staging.store.folder import root
+from ..staging.store.memory import MemoryTables
 from ..staging.trial import TrialResult
 from ..staging.verify import attribute_of_dataset, changed_name
 from ..workers.fetcher import is_plain
 from .applied_loader import applied_to
 from .cache_pays import why_comparing_does_not_pay, why_it_does_not_pay
 from .cached_epochs import CachedEpochs, Maker
-
-if TYPE_CHECKING:
-    from ..staging.store.memory import MemoryTables
 
 T = TypeVar("T")
 LIMIT_S = 30.0  # for a trial
