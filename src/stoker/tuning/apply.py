@@ -60,21 +60,10 @@ from ..staging.trial import TrialResult
 from ..staging.users_code import names_in
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
-from . import kept_epochs
+from . import given_workers, kept_epochs
 from .applied_loader import applied_to
 from .fill_helpers import helpers_of
-from .given_workers import (
-    TINY_BATCH_S,
-    UNSEEN,
-    ScriptChanges,
-    collates_long,
-    made_from,
-    own_sampler,
-    take_back,
-    watch_draws,
-    why_none,
-    why_other_bits,
-)
+from .given_workers import TINY_BATCH_S
 from .managed_dataset import ManagedDataset, as_script_made_it
 
 WAIT_S = 1.0  # before the first batch; a longer trial continues beside the first epoch
@@ -123,7 +112,7 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
         _begin_next_trial()
         with engine.with_dataset(loader, chosen.dataset, chosen.late, chosen.collate_fn, chosen.helpers):
             it = chosen.make(loader)
-        watch_draws(loader, it)
+        given_workers.watch_draws(loader, it)
         return it
 
     return make_iterator
@@ -157,7 +146,7 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
         return EpochChoice(_stream_with_cache(loader, applied))
     state = state_of(loader)
     if state.own_workers == 0 and int(loader.num_workers) > 0:
-        taken = take_back(loader)
+        taken = given_workers.take_back(loader)
         if taken:
             entry = _entries[name_of(loader)][0]
             entry |= {"reason": f"kept 0: {taken}", "to": {**entry["to"], "num_workers": 0}}
@@ -166,7 +155,7 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
     state.changed = state.drew = None
     if is_given and known.found is not None:
         record = applied_to(loader)
-        changes = ScriptChanges(loader, known.found, known.staged)
+        changes = given_workers.ScriptChanges(loader, known.found, known.staged)
         changes.drew = record.drew = record.drew or Flag()
         record.given_for = record.given_for or changes
         state.changed, state.drew = changes, changes.drew
@@ -305,7 +294,7 @@ def _may_get_workers(loader: LoaderLike) -> bool:
     """Whether a loader has workers, or may get some for its coming epoch once the trial has ended."""
     if int(loader.num_workers) or ranks() > 1 or applied_to(loader).entry is not None:
         return True
-    stays = state_of(loader).no_workers or why_not(loader, threads=True) or own_sampler(loader)
+    stays = state_of(loader).no_workers or why_not(loader, threads=True) or given_workers.own_sampler(loader)
     if stays:
         return False
     code = getattr(getattr(type(without_subsets(loader.dataset)), "__getitem__", None), "__code__", None)
@@ -381,7 +370,7 @@ def _decide_settings(loader: LoaderLike, known: ManagedDataset, entries: JsonObj
     # Whether a loader without workers gets some is decided again once the trial has ended, and once the cost of its own
     # collate function and whether its samples draw random numbers are known.
     may_collate = not is_plain(loader.collate_fn)
-    is_open = known.waits or known.trial is not None or may_collate or UNSEEN in reason
+    is_open = known.waits or known.trial is not None or may_collate or given_workers.UNSEEN in reason
     applied.is_undecided = count == own == 0 and not why_own_count and is_open
     name = name_of(loader)
     applied.entry = entry = entries[name] = {} if applied.entry is None else applied.entry
@@ -419,9 +408,10 @@ def _why_given_none(loader: LoaderLike, known: ManagedDataset, found: TrialResul
         return f"the dataset caches samples in {known.own_cache}, where the script may look"
     served_s = found.sample_s if known.staged is None else found.cached_s
     is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
-    if is_tiny and not collates_long(loader):
+    if is_tiny and not given_workers.collates_long(loader):
         return f"a batch takes {served_s * size * 1e3:.2g} ms"
-    cannot = _why_alone(loader) or why_none(loader, found, workers) or why_other_bits(loader)
+    cannot = _why_alone(loader) or given_workers.why_none(loader, found, workers)
+    cannot = cannot or given_workers.why_other_bits(loader)
     known.set_threads_matter(bool(cannot))
     return cannot
 
@@ -431,7 +421,8 @@ def _why_alone(loader: LoaderLike) -> str:
     handle = held(loader.dataset)
     if handle:
         return f"{handle}, which several processes would have to share"
-    asks = any("get_worker_info" in names_in(original(f.__code__))[1] for f in functions_of(*made_from(loader)))
+    functions = functions_of(*given_workers.made_from(loader))
+    asks = any("get_worker_info" in names_in(original(f.__code__))[1] for f in functions)
     return "samples may depend on the number of workers, which get_worker_info() tells" if asks else ""
 
 
