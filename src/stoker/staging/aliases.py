@@ -49,8 +49,7 @@ def refuse_aliases(state: object, dataset: object) -> None:
     """Checks that no two variables are the same object or share memory, and that none is the dataset itself: cached
     copies would separate them. Raises CacheError otherwise.
 
-    Repeated references within a pickled object (such as a table row) are fine: ``pickle`` preserves them.
-    """
+    Repeated references within a pickled object (such as a table row) are fine: ``pickle`` preserves them."""
     seen: dict[int, tuple[object, object]] = {}  # by id: a value, and the pickled object that contains it
     ranges: list[tuple[int, int]] = []
     waiting: list[tuple[object, object]] = [(state, None)]

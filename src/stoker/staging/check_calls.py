@@ -32,8 +32,7 @@ class SeenKeys:
     """Collects keys of calls that the same samples make under several random states.
 
     A call with a drawn index recurs (``self.load_image(j)``). One with a drawn angle does not, nor one that combines a
-    sample with a drawn place in it.
-    """
+    sample with a drawn place in it."""
 
     def __init__(self) -> None:
         self._sample = self._run = 0

@@ -364,9 +364,8 @@ class Filler:
         return is_same
 
     def compare_whole(self, index: Index, serve: Callable[[], Sample]) -> bool:
-        """Compares what ``serve`` makes of a stored sample with what the script's dataset makes. A difference disables
-        the cache. Restores the random states. Only for samples without side effects, which one more run would
-        repeat."""
+        """Compares what ``serve`` makes of a stored sample with what the script's dataset makes, which must have no
+        side effects. A difference disables the cache. Restores the random states."""
         began = time.monotonic()
         before = self.random_states()
         is_same = True

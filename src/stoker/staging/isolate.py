@@ -151,9 +151,8 @@ class Trial:
 
 
 def run_isolated(fn: Callable[[], T], limit_s: float = 60.0, waits: bool = False) -> T:
-    """Calls ``fn`` in a child process and returns its result; calls it directly on systems other than Linux. Raises
-    UsageError if ``fn`` raised an error, would have changed something outside, or took too long, or if the child
-    died."""
+    """Calls ``fn`` in a child process and returns its result; on systems other than Linux, calls it directly. Raises
+    UsageError if ``fn`` raised an error, took too long, or would have changed something outside, or the child died."""
     if sys.platform != "linux":
         return fn()
     trial = Trial(fn, limit_s, waits)

@@ -31,9 +31,8 @@ def constant(value: Any) -> ast.expr:
 def compiled_like(
     fn: types.FunctionType, function: Function, trees: list[tuple[ast.FunctionDef, bool]]
 ) -> list[types.FunctionType]:
-    """Compiles functions from trees, with the globals, closure, file and names of the original. ``trees``: pairs of a
-    definition and a flag; if True, the function keeps its parameters and defaults and additionally takes
-    ``_stoker``."""
+    """Compiles functions from trees, with the globals, closure, file and names of the original. ``trees``: definitions,
+    each with whether the function keeps its parameters and defaults, and takes ``_stoker``, too."""
     bodies: list[ast.stmt] = []
     for tree, keeps in trees:
         tree.decorator_list, tree.returns = [], None

@@ -88,9 +88,8 @@ def _numbered(name: str) -> str:
 def with_places(
     folders: Mapping[str, Collection[str]], places: Mapping[str, Collection[str]]
 ) -> dict[str, Collection[str]]:
-    """Adds folders in which samples looked, with the names that they looked for, and patterns of folders like these. In
-    a pattern, a part that differs begins with ``ANY``; what follows is the part with 0 in place of numbers, or
-    nothing."""
+    """Adds folders in which samples looked, with the names that they looked for, and patterns of folders like these. A
+    part of a pattern that differs is ``ANY``, and then the part with 0 in place of numbers, if that is alike."""
     out: dict[str, set[str]] = {folder: set(kinds) for folder, kinds in folders.items()}
     general = {*_general(), os.getcwd()}
     for folder, names in places.items():
@@ -149,9 +148,8 @@ def matching(pattern: str) -> list[str]:
 
 
 class SourceFiles:
-    """Files with their stamps. ``folders``: in which a trial opened files, with their suffixes; None: there was no
-    trial, and only files that the dataset names are considered. ``files``: opened by the trial. ``functions``: that
-    run."""
+    """Files with their stamps. ``folders``: in which a trial opened files, with their suffixes; None: without a trial,
+    only files that the dataset names count. ``files``: opened by the trial. ``functions``: that run."""
 
     def __init__(
         self,
@@ -394,9 +392,8 @@ def _list(folder: str, out: dict[str, Stamp], kinds: Kinds) -> None:
 
 
 class FolderWatch:
-    """Records the folders in which files are opened while it lasts, including by native code. Linux only; elsewhere it
-    sees nothing. In the working folder, where other processes open files too, only suffixes that the code mentions
-    count."""
+    """Records the folders in which files are opened while it lasts, also by native code; on Linux only. In the working
+    folder, where other processes open files too, only suffixes that the code mentions count."""
 
     def __init__(
         self, dataset: object, texts: Iterable[str] = (), functions: Iterable[types.FunctionType] = ()

@@ -89,8 +89,7 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
     """Attributes of its own object, and global variables, that a method assigns to in any branch.
 
     Excludes ``is_setup`` and assignments to items: ``self.images[i] = image`` is how datasets cache what they loaded.
-    Includes augmented assignments to items (``self.counts[i] += 1``), also through another name (``n = self.counts``).
-    """
+    Includes augmented assignments to items (``self.counts[i] += 1``), also by another name (``n = self.counts``)."""
     out: set[str] = set()
     nodes = list(_without_setup(tree, first))
     other_names = _held_by_locals(nodes, first)

@@ -196,8 +196,7 @@ def cache_alone(applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractC
     """Context for starting an epoch of a loader whose class makes its own iterators, such as torchdata's
     ``StatefulDataLoader``. Gives the loader the cache; its workers remain the class's. Persistent workers have the
     cache only if the trial ended before they started. They are not told when an epoch begins, so a changed dataset ends
-    their cache.
-    """
+    their cache."""
     makes: Any = getattr(type(loader), "_get_iterator", None)
     if not isinstance(loader, TorchLoader) or makes is TorchLoader._get_iterator:
         return contextlib.nullcontext()

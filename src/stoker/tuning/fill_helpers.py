@@ -22,8 +22,7 @@ def helpers_of(loader: LoaderLike, known: ManagedDataset) -> FillAhead | None:
     """Returns the helpers of a loader's coming epoch. They start only once there is a cache.
 
     None: there will be no cache, or the loader's workers can be as many as there are cores. Also for a loader without
-    workers: the script's process makes samples in turn, may change files meanwhile, and has more native threads.
-    """
+    workers: the script's process makes samples in turn, may change files meanwhile, and has more native threads."""
     has_cache = known.staged is not None or known.trial is not None
     if not has_cache or known.is_single_pass or not loader._auto_collation or not int(loader.num_workers):
         return None

@@ -319,8 +319,7 @@ def is_of(path: Path, key: JsonObject) -> bool:
 
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
     """Opens the folder of a cache for this key: complete, partly filled, or new. Also returns why an earlier one is not
-    used, or "". ``key``: strings and numbers on which the samples depend. Raises OSError if it cannot be created or
-    opened, or NotOwn."""
+    used, or "". Raises OSError if it cannot be created or opened, or NotOwn."""
     final, part = paths_for(base, name, key)
     note = ""
     for path in (final, part):
