@@ -312,7 +312,7 @@ class _Marker(ast.NodeTransformer):
         if not isinstance(body[-1], LEAVES):
             yield self._mark(body[-1], "end")
 
-    def _visit_try(self, node: Any) -> ast.AST:  # ast.Try, or ast.TryStar, which Python 3.10 lacks
+    def _visit_try(self, node: Any) -> Any:  # ast.Try, or ast.TryStar, which Python 3.10 lacks
         self.generic_visit(node)
         if node.handlers:
             node.body = list(self._each_marked(node.body))

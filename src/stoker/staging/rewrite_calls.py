@@ -34,9 +34,7 @@ class Site(NamedTuple):
     mentioned: list[str] | None  # local variables that it reads, without ``self``; None if it binds some of its own
 
 
-def rewritten(
-    fn: types.FunctionType, is_method: bool, methods: Mapping[int, str] | None = None
-) -> types.FunctionType:
+def rewritten(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str] | None = None) -> types.FunctionType:
     """Returns a copy in which some sites are replaced. ``methods``: how, by number; see ``KEEP``.
 
     None: all are reported. Each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and

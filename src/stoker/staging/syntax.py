@@ -48,9 +48,10 @@ def changes_state(statement: ast.stmt, locals_: set[str], scope: Mapping[str, ob
     for x in ast.walk(statement):
         if isinstance(x, (ast.Global, ast.Nonlocal)):
             return ", ".join(x.names)
-        if isinstance(x, (ast.Attribute, ast.Subscript)) and isinstance(x.ctx, (ast.Store, ast.Del)):
-            if _variable_of(x) not in locals_ and not is_stored_in(x, scope or {}):
-                return ast.unparse(x)
+        if not isinstance(x, (ast.Attribute, ast.Subscript)) or isinstance(x.ctx, ast.Load):
+            continue
+        if _variable_of(x) not in locals_ and not is_stored_in(x, scope or {}):
+            return ast.unparse(x)
     return ""
 
 
