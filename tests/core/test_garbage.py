@@ -11,8 +11,7 @@ from types import FunctionType
 
 import pytest
 
-from stoker.staging.recompile import compiled_like
-from stoker.staging.source import tree_of
+from stoker.staging.source import compiled_like, tree_of
 from stoker.workers.exceptions import Caught
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from . import syntax
 from .callee import Callee
-from .recompile import HELPER, compiled_like, helper_call
+from .source import HELPER, compiled_like, helper_call
 from .switches import scope_of, switched_on
 from .unroll import SELF, as_in_source, is_first_of_list, tree_for
 

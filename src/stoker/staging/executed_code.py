@@ -33,8 +33,7 @@ from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from . import syntax
 from .callee import Value, member
-from .recompile import HELPER
-from .source import known_tree
+from .source import HELPER, known_tree
 from .switches import names_stored, scope_of, switched_on
 from .users_code import codes_of, is_users_code, matches_positions, strings_in
 

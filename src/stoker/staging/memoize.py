@@ -28,8 +28,8 @@ from ..core.types import Attributes, MapDataset
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, call_of, callee_of, key_of
 from .change_watch import STALE, CheckSchedule
 from .plan import PlanNode, PreparedState, Unplanned, nodes_in
-from .recompile import rebound
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, rewritten
+from .source import rebound
 from .store.encode import CacheError, take
 from .store.memory import MemoryTables
 from .store.store import Gone, Store

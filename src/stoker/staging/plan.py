@@ -26,7 +26,7 @@ from .callee import Call, Callee, Compiled, callee_of, key_of
 from .containers import Items, Loop, items_of, run_with_items
 from .cut_function import Cut, FunctionParts, cut
 from .own_caches import Path, emptied
-from .recompile import rebound
+from .source import rebound
 
 PART, DONE = 0, 1  # first item of a CutNode's state: there is a second part, or the function returned before the cut
 INNER, KEYWORDS, SEVERAL, ONE = range(4)  # how a SliceNode's state is passed to the next transform

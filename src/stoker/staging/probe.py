@@ -18,8 +18,7 @@ import torch
 from .callee import Call, callee_of
 from .own_caches import OwnDict, OwnList
 from .plan import loop, only_item
-from .recompile import compiled_like, constant, helper_call
-from .source import NoSource
+from .source import NoSource, compiled_like, constant, helper_call
 from .syntax import Position, blocks_of, calls_in, first_param, is_generator, is_setup, root_of
 from .unroll import tree_for
 

@@ -22,7 +22,7 @@ from ..core.compare import equal_bits
 from ..core.errors import one_line
 from ..core.packages import libraries
 from .callee import AnyCallable, Call, Thunk, Value, Values, call_of, callee_of, key_of
-from .check_calls import Checker, Replay, SeenKeys
+from .check_calls import Checker, Replay, SeenKeys, SurveyedFunction, may_be_cut
 from .executed_code import globals_named, is_closed
 from .isolate import classes_unpickled
 from .memoize import MemoKey, MemoNode, SiteKey, call_key, names_of, values_of
@@ -31,7 +31,6 @@ from .samples import SAMPLES, TrialSamples
 from .search import PlanSearch
 from .source import NoSource
 from .stages import cut_of
-from .surveyed_function import SurveyedFunction, may_be_cut
 
 WORTH_S = 100e-6  # minimum duration of a cached call
 WORTH_SHARE = 0.02  # and minimum share of a sample's time, over all its occurrences in the sample

@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from . import syntax
-from .recompile import compiled_like, constant, helper_call
-from .source import NoSource, tree_of
+from .source import NoSource, compiled_like, constant, helper_call, tree_of
 
 SCOPES = (ast.Lambda, *syntax.COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame

@@ -9,8 +9,7 @@ import re
 import types
 from typing import Any
 
-from .recompile import helper_call
-from .source import Function, tree_of
+from .source import Function, helper_call, tree_of
 from .syntax import FRAME_READERS, bound_once, calls_and_lists, params_of, root_of
 
 SELF = "_stoker_self"

@@ -26,9 +26,8 @@ from .change_watch import shortly
 from .executed_code import Executed
 from .isolate import output_size, run_isolated
 from .plan import Unplanned
-from .recompile import compiled_like, marked_lambda
 from .samples import occupy
-from .source import Function, NoSource, tree_of
+from .source import Function, NoSource, compiled_like, marked_lambda, tree_of
 from .split import Split
 from .verify import make_unusable
 
