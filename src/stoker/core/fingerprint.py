@@ -19,22 +19,22 @@ import sys
 import types
 import zlib
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .marked_code import original
-from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, Table, children, is_read, is_table
+from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, Table, children, is_table
 
+ROOT = "dataset"  # the path of the object itself
 NODES = 20_000  # objects visited at most
 WHOLE = 10_000  # containers of up to this many items are compared as a whole
 FEW = 64  # items of a larger container, or values of a larger array
 DATA = (torch.Tensor, np.ndarray, *CONTAINERS, *(t for t in PLAIN if t is not type(None)))
 ARRAY_BYTES = 1 << 16  # up to this size, the checksum of an array also depends on the order of its values
 SUMMED_BYTES = 1 << 25  # up to this size, all of an array is summed
-
 
 PartsByPath = dict[str, object]  # path -> a plain value, or a _Part
 
@@ -49,25 +49,15 @@ class _Part(NamedTuple):
 
 
 class Fingerprint:
-    """Snapshot of an object. ``names``: attributes to compare; None for all. ``skip``: paths to ignore, with everything
-    below them. ``shared``: whether to compare memory that processes share."""
+    """Snapshot of an object. ``skip``: paths to ignore, with everything below them. ``shared``: whether to compare
+    memory that processes share."""
 
-    def __init__(
-        self,
-        obj: object,
-        path: str = "dataset",
-        names: set[str] | None = None,
-        *,
-        skip: Collection[str] = (),
-        shared: bool = True,
-    ) -> None:
+    def __init__(self, obj: object, *, skip: Collection[str] = (), shared: bool = True) -> None:
         self.places: dict[int, str] = {}  # paths of objects, by id
-        self._path = path
-        self._names = names
         self._skip = skip
         self._shared = shared
         self._parts: PartsByPath = {}
-        self._visit(obj, path, DEPTH)
+        self._visit(obj, ROOT, DEPTH)
 
     def _visit(self, obj: Any, path: str, depth: int) -> None:
         if type(obj) in PLAIN:
@@ -85,10 +75,9 @@ class Fingerprint:
         if not has_children:
             return
         for step, inner in children(obj):
-            if path + step in self._skip or not is_read(obj, step, self._names):
+            if path + step in self._skip or isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
                 continue
-            if not isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
-                self._visit(inner, path + step, depth - 1)
+            self._visit(inner, path + step, depth - 1)
 
     def _part(self, obj: Any) -> tuple[_Part | None, bool]:
         """Returns what to compare for the object itself, if anything, and whether to descend into its attributes or
@@ -116,13 +105,13 @@ class Fingerprint:
 
     def changed(self, obj: object) -> list[str]:
         """Describes the changes in the same object: ``["dataset.epoch was 0 and is 1"]``. See ``changed_since``."""
-        return self.changed_since(Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared))
+        return self.changed_since(Fingerprint(obj, skip=self._skip, shared=self._shared))
 
     def opened(self, later: Fingerprint) -> PartsByPath:
         """Parts that were None or missing and are set in a later fingerprint, by path without the root."""
         new = ((path, part) for path, part in later._parts.items() if self._parts.get(path) is None)
         return {
-            path.removeprefix(self._path): _Part(part.text, None) if _is_object(part) else part
+            path.removeprefix(ROOT): part
             for path, part in new
             if part is not None and not (isinstance(part, _Part) and part.is_code)
         }
@@ -131,7 +120,7 @@ class Fingerprint:
         """Data that differ in a later fingerprint, with their later values, by path without the root."""
         found = ((path, old, later._parts.get(path)) for path, old in self._parts.items())
         return {
-            path.removeprefix(self._path): new
+            path.removeprefix(ROOT): new
             for path, old, new in found
             if old is not None and new is not None and _differ(old, new) and not _is_class(new)
         }
@@ -152,21 +141,18 @@ class Fingerprint:
                 out.append(_change(path, old, new))
         return out
 
-    def added_or_changed_since(self, later: Fingerprint, opened: PartsByPath) -> list[str]:
-        """Like ``changed_since``, but includes additions and values set where there was None. Ignores what is in
-        ``opened`` (by path; see ``opened`` and ``settled``), which loading samples creates on first use: the same data,
-        or an object of the same class and everything in it."""
+    def added_or_changed_since(self, later: Fingerprint) -> list[str]:
+        """Like ``changed_since``, but includes additions, and data set where there was None."""
         out = []
         for path, new in later._parts.items():
             if path not in self._parts:
                 is_lazy = "._" in path and isinstance(new, _Part) and not new.is_data
-                if not is_lazy and not _is_opened(path, new, opened):
+                if not is_lazy:
                     out.append(f"{path} is {_text(new)}")
                 continue
             old = self._parts[path]
             was_set = old is None and isinstance(new, _Part) and new.is_data
-            is_opened = _is_opened(path, new, opened) if old is None else path in opened and opened[path] == new
-            if (was_set or _differ(old, new)) and not is_opened:
+            if was_set or _differ(old, new):
                 out.append(_change(path, old, new))
         return out
 
@@ -175,17 +161,6 @@ class Fingerprint:
         owner, _, name = path.rpartition(".")
         is_public = name.isidentifier() and "._" not in path
         return type(new) in PLAIN and is_public and isinstance(self._parts.get(owner), _Part)
-
-
-def _is_opened(path: str, new: object, opened: PartsByPath) -> bool:
-    if path in opened:
-        known = opened[path]
-        return known == new or (_is_object(known) and _is_object(new) and _text(known) == _text(new))
-    return any(path.startswith((f"{p}.", f"{p}[")) and _is_object(known) for p, known in opened.items())
-
-
-def _is_object(part: object) -> TypeGuard[_Part]:
-    return isinstance(part, _Part) and not part.is_data and not part.is_code
 
 
 def _is_class(part: object) -> bool:

@@ -124,11 +124,6 @@ def _of_instance(obj: object) -> Iterator[tuple[str, object]]:
     yield from ((f".{k}", v) for k, v in own.items())
 
 
-def is_read(obj: object, step: str, names: set[str] | None) -> bool:
-    """Whether code that mentions only ``names`` can follow a step from an object. ``names`` None: any code."""
-    return names is None or step[0] != "." or step[1:] in names or isinstance(obj, _CODE)
-
-
 def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
     """Yields the objects reachable by attributes and items, each with its path, except values, arrays and tensors.
     Follows only attributes in ``names``; None: all."""
@@ -139,5 +134,6 @@ def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, Any]
         if id(x) not in seen and not isinstance(x, (*PLAIN, *VALUES, np.ndarray, torch.Tensor)):
             seen.add(id(x))
             yield path, x
-            if depth:
-                waiting += [(path + step, v, depth - 1) for step, v in children(x) if is_read(x, step, names)]
+            for step, v in children(x) if depth else ():
+                if names is None or step[0] != "." or step[1:] in names or isinstance(x, _CODE):
+                    waiting.append((path + step, v, depth - 1))

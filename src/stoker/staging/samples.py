@@ -217,7 +217,7 @@ class TrialSamples:
         again = Inputs(self.dataset)
         changes = map(of_dataset, later.changes(again, self.made | later.made_first(again)))
         self.changes += [change for change in changes if change not in self.changes]
-        self.filled = before.added_or_changed_since(after, {}) + (first_changes if unopened.settled(before) else [])
+        self.filled = before.added_or_changed_since(after) + (first_changes if unopened.settled(before) else [])
         self._find_own_caches(empty)
 
     def _changed_results(self) -> list[str]:
