@@ -25,13 +25,7 @@ def without_subsets(dataset: object) -> Any:
 
 def inner_datasets(dataset: Any) -> Iterator[Any]:
     """Yields the dataset and those nested in it: in a ``Subset``, ``ConcatDataset``, ``Staged`` or user-defined
-    wrapper.
-
-    Example:
-        >>> from torch.utils.data import Subset
-        >>> [type(d).__name__ for d in inner_datasets(Subset([1, 2], [0]))]
-        ['Subset', 'list']
-    """
+    wrapper."""
     waiting, seen = [dataset], set[int]()
     while waiting and len(seen) < MOST:
         d = waiting.pop(0)
@@ -75,15 +69,7 @@ def listed_file(dataset: Any, index: Index) -> str:
 
 
 def file_of(dataset: Any, index: Index) -> str:
-    """Returns a sample's file, from the dataset or from one nested in it; "" if unknown.
-
-    Example:
-        >>> from torch.utils.data import Subset
-        >>> class Photos(list):
-        ...     files = ["a.jpg", "b.jpg"]
-        >>> file_of(Subset(Photos([1, 2]), [1]), 0)
-        'b.jpg'
-    """
+    """Returns a sample's file, from the dataset or from one nested in it; "" if unknown."""
     with contextlib.suppress(Exception):  # a dataset's attributes may be properties that do anything
         for _ in range(NESTED):
             if isinstance(dataset, (list, tuple)) and isinstance(index, int) and type(dataset[index]) is str:

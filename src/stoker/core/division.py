@@ -20,12 +20,7 @@ MOST = 5_000  # functions inspected at most
 
 def divides(dataset: object) -> bool:
     """Guesses from names whether the code that iterates a dataset asks which worker it runs in. Follows the methods and
-    functions that this code names; calls none.
-
-    Example:
-        >>> divides(iter([1, 2]))
-        False
-    """
+    functions that this code names; calls none."""
     objects = [x for _, x in walk(dataset)]
     classes = dict.fromkeys(type(x) for x in objects)
     if any(hasattr(cls, SHARDS) for cls in classes):

@@ -8,12 +8,7 @@ HERE = ("process", "thread", "multiprocessing")
 
 def elsewhere(method: object) -> tuple[str, str] | None:
     """Splits ``worker_method="NAME:ADDRESS"`` into name and address ("" if absent). Returns None if workers run on this
-    machine.
-
-    Example:
-        >>> elsewhere("ray:10.0.0.1:6379"), elsewhere("process")
-        (('ray', '10.0.0.1:6379'), None)
-    """
+    machine."""
     name, _, address = method.partition(":") if isinstance(method, str) else ("", "", "")
     return (name, address) if name and name not in HERE else None
 

@@ -26,12 +26,7 @@ SCHEMES = (
 
 
 def is_far(dataset: object) -> bool:
-    """Whether a dataset holds a filesystem that reads from servers, or an address of one.
-
-    Example:
-        >>> is_far({"urls": ["s3://bucket/0.jpg"]}), is_far({"paths": ["photos/0.jpg"]})
-        (True, False)
-    """
+    """Whether a dataset holds a filesystem that reads from servers, or an address of one."""
     for _, x in walk(dataset):
         if is_filesystem(x) and not NEAR.issuperset(_protocols(x)):
             return True

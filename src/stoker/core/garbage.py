@@ -13,13 +13,7 @@ def no_collection() -> Iterator[None]:
 
     For code that parses or compiles in a user's process. A collection runs finalizers, and one of them may parse as
     well: torch's iterators raise in a forked worker, and the hook of a test runner or notebook formats that error.
-    CPython before 3.11.8 and 3.12.2 then raises SystemError from the interrupted parse (gh-106905).
-
-    Example:
-        >>> import ast
-        >>> with no_collection():
-        ...     tree = ast.parse("x = 1")
-    """
+    CPython before 3.11.8 and 3.12.2 then raises SystemError from the interrupted parse (gh-106905)."""
     enabled = gc.isenabled()
     gc.disable()
     try:

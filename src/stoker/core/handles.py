@@ -29,12 +29,7 @@ SKIPPED = (*PLAIN, *CODE, torch.Tensor, torch.Generator, logging.Logger, weakref
 
 
 def held(obj: object, path: str = "dataset") -> str:
-    """Path and type of the first object inside that cannot be copied to another process; "" if there is none.
-
-    Example:
-        >>> held({"rows": [1, 2], "name": "x"})
-        ''
-    """
+    """Path and type of the first object inside that cannot be copied to another process; "" if there is none."""
     todo, seen, left = deque([(path, obj)]), dict[int, object](), MAX_OBJECTS
     while todo and left > 0:
         at, x = todo.popleft()
@@ -57,12 +52,7 @@ def held(obj: object, path: str = "dataset") -> str:
 
 
 def iterator_in(obj: object) -> str:
-    """Path and type of the first iterator inside, whose position each sample may move; "" if there is none.
-
-    Example:
-        >>> iterator_in({"angles": iter([0, 90])})
-        "dataset['angles'] is a list_iterator"
-    """
+    """Path and type of the first iterator inside, whose position each sample may move; "" if there is none."""
     for at, x in walk(obj):
         if hasattr(type(x), "__next__"):
             return f"{at} is a {type(x).__name__}"

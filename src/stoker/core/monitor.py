@@ -17,15 +17,7 @@ STALL_SPAN_S = 10.0  # window over which stalls for memory are added up
 
 
 class GpuUse:
-    """The mean utilisation of a GPU from its first use to its last, which excludes startup and shutdown of the script.
-
-    Example:
-        >>> use = GpuUse()
-        >>> for per_cent in (0, 0, 40, 0, 80, 0):
-        ...     use.add(per_cent)
-        >>> use.share
-        0.4
-    """
+    """The mean utilisation of a GPU from its first use to its last: without startup and shutdown of the script."""
 
     def __init__(self) -> None:
         self.share = 0.0
@@ -40,13 +32,7 @@ class GpuUse:
 
 
 class SystemMonitor:
-    """Samples the machine in a thread until stopped.
-
-    Example:
-        >>> monitor = SystemMonitor()
-        >>> sorted(monitor.stop())[:2]
-        ['gpu_busy', 'memory_available_min']
-    """
+    """Samples the machine in a thread until stopped."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()

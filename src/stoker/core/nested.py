@@ -25,10 +25,6 @@ def pin(data: Any, device: str | None = None) -> Any:
         data: tensors; tuples, named tuples, lists, mappings and dataclasses of these; objects with a ``pin_memory``
             method, whose return value is used. Anything else is returned as it is.
         device: torch's name of the accelerator.
-
-    Example:
-        >>> pin({"name": "a", "count": 3})
-        {'name': 'a', 'count': 3}
     """
     return _walk(data, lambda t: pin_tensor(t, device), "pin_memory", lambda own: own())
 
@@ -39,10 +35,6 @@ def move(data: Any, device: torch.device) -> Any:
     Args:
         data: as for ``pin``, but objects need a ``to`` method.
         device: target device.
-
-    Example:
-        >>> move([torch.zeros(2), "a"], torch.device("cpu"))
-        [tensor([0., 0.]), 'a']
     """
 
     def own(to: Callable[..., Any]) -> Any:

@@ -43,12 +43,7 @@ class AutoWorkers(Workers):
     """The worker count of a loader built with ``num_workers="auto"``.
 
     Frameworks rebuild loaders from their attributes (Lightning: ``type(dl)(**attributes)``). They read ``num_workers``
-    as a plain number and pass it to the constructor, which recognises "auto" by this type.
-
-    Example:
-        >>> AutoWorkers(2) + 0, isinstance(AutoWorkers(2), int)
-        (2, True)
-    """
+    as a plain number and pass it to the constructor, which recognises "auto" by this type."""
 
     def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
         return AutoWorkers, (int(self),)

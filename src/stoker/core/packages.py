@@ -56,12 +56,7 @@ def libraries() -> tuple[str, ...]:
 
 
 def installed(path: str) -> str:
-    """The file's path relative to the folder of installed packages or of the standard library; "" for other files.
-
-    Example:
-        >>> installed(contextlib.__file__)
-        'contextlib.py'
-    """
+    """The file's path relative to the folder of installed packages or of the standard library; "" for other files."""
     folders = sorted((*libraries(), STDLIB), key=len, reverse=True)
     return next((path[len(f) :] for f in folders if path.startswith(f)), "")
 

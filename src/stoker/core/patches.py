@@ -10,20 +10,7 @@ class Patches:
     """The methods that are currently replaced.
 
     If another library has wrapped a replacement in the meantime, restoring the original would remove its wrapper as
-    well. Such a replacement stays in place and is not made again; it must do nothing while it is not wanted.
-
-    Example:
-        >>> class A:
-        ...     def f(self):
-        ...         return 1
-        >>> patches = Patches()
-        >>> patches.put(A, "f", lambda f: lambda self: f(self) + 1)
-        >>> A().f()
-        2
-        >>> patches.undo()
-        >>> A().f()
-        1
-    """
+    well. Such a replacement stays in place and is not made again; it must do nothing while it is not wanted."""
 
     def __init__(self) -> None:
         # by class and name, functions that replaced methods look up here on each call: the method itself need not be

@@ -37,17 +37,7 @@ MT_WORDS = 624  # of a Mersenne Twister
 
 
 class RandomState:
-    """The state of several random generators at one moment.
-
-    Example:
-        >>> before = RandomState()
-        >>> _ = random.random()
-        >>> before.moved()
-        ['python']
-        >>> before.restore()
-        >>> before == RandomState()
-        True
-    """
+    """The state of several random generators at one moment."""
 
     def __init__(
         self, others: Iterable[tuple[str, Generator]] = (), process_wide: Collection[str] = PROCESS_WIDE

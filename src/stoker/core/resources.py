@@ -295,13 +295,7 @@ def _affinity() -> int:
 
 
 def read() -> Machine:
-    """Reads everything afresh.
-
-    Example:
-        >>> m = read()
-        >>> 1 <= m.cores <= m.cores_affinity
-        True
-    """
+    """Reads everything afresh."""
     info = _sizes("/proc/meminfo")
     try:
         st = os.statvfs("/dev/shm")

@@ -85,22 +85,12 @@ def labelled(rows: Sequence[tuple[str, str]], stream: TextIO, label_columns: int
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters: what a file or an error contains must not steer the terminal.
-
-    Example:
-        >>> printable("a\\x1b[31mb")
-        'a?[31mb'
-    """
+    """``text`` without control characters: what a file or an error contains must not steer the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def counted(n: int, noun: str) -> str:
-    """A number and its noun.
-
-    Example:
-        >>> counted(1, "sample"), counted(1200, "sample")
-        ('1 sample', '1,200 samples')
-    """
+    """A number and its noun."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
@@ -115,22 +105,12 @@ def rate(x: float | None) -> str:
 
 
 def short(name: str) -> str:
-    """``file:line`` without the folders, which would push the numbers out of a small terminal.
-
-    Example:
-        >>> short("/home/me/train.py:12")
-        'train.py:12'
-    """
+    """``file:line`` without the folders, which would push the numbers out of a small terminal."""
     return name.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def human_bytes(n: float) -> str:
-    """Bytes in binary units.
-
-    Example:
-        >>> human_bytes(3 << 29)
-        '1.5 GiB'
-    """
+    """Bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(n) < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"

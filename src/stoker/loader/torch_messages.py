@@ -6,12 +6,6 @@ from collections.abc import Callable
 
 
 def torch_message(function: Callable[..., object], start: str) -> str:
-    """The string in a torch function that begins with ``start``; "" if this version of torch has none.
-
-    Example:
-        >>> from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-        >>> torch_message(_MultiProcessingDataLoaderIter._get_data, "Pin memory")
-        'Pin memory thread exited unexpectedly'
-    """
+    """The string in a torch function that begins with ``start``; "" if this version of torch has none."""
     texts = (c for c in function.__code__.co_consts if isinstance(c, str))
     return next((text for text in texts if text.startswith(start)), "")

@@ -30,10 +30,6 @@ def find(text: str) -> Any:
 
     Raises:
         UsageError: there is no such file, module or name, or importing it failed.
-
-    Example:
-        >>> find("torch.utils.data:TensorDataset").__name__
-        'TensorDataset'
     """
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
@@ -115,10 +111,6 @@ def variant(
 
     Raises:
         UsageError: the loader makes its own batches, or torch's engine is asked for ``num_workers="auto"``.
-
-    Example:
-        >>> variant(DataLoader(range(10), drop_last=True), num_workers=2, batch_size=4).prefetch_factor
-        2
     """
     twin = copy.copy(loader)
     fields = vars(twin)  # via __dict__, because torch refuses to set these attributes after construction

@@ -78,10 +78,6 @@ def find_generators(*roots: object, watch: AwaitedGenerator | None = None, threa
         roots: objects to start from. None is skipped.
         watch: filled with the places where other generators may appear.
         thread_local: whether to look into this thread's part of ``threading.local()`` objects.
-
-    Example:
-        >>> find_generators({"flip": random.Random(1)})[0][0]
-        "0['flip']"
     """
     walk = _Walk(watch, thread_local)
     for k, root in enumerate(roots):

@@ -50,12 +50,7 @@ def splitmix64(x: int) -> int:
 
 
 def task_seed(base_seed: int, epoch: int, task: int) -> int:
-    """Returns the 64-bit seed of one task.
-
-    Example:
-        >>> task_seed(1, 0, 0) != task_seed(1, 0, 1) != task_seed(1, 1, 0)
-        True
-    """
+    """Returns the 64-bit seed of one task."""
     return splitmix64(splitmix64(splitmix64(base_seed & _MASK) ^ epoch) ^ task)
 
 

@@ -53,14 +53,7 @@ MOST_FUNCTIONS = 4  # depth of calls that is followed
 
 
 def only_seeds(function: object, depth: int = MOST_FUNCTIONS) -> bool:
-    """Whether calling ``function`` seeds random generators and does nothing else. False if this cannot be determined.
-
-    Example:
-        >>> only_seeds(lambda worker: np.random.seed(torch.initial_seed() % 2**32))
-        True
-        >>> only_seeds(lambda worker: torch.set_num_threads(1))
-        False
-    """
+    """Whether calling ``function`` only seeds random generators. False if this cannot be determined."""
     if isinstance(function, functools.partial):
         return _is_setting((*function.args, function.keywords)) and only_seeds(function.func, depth)
     if (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")) in KNOWN:

@@ -29,13 +29,7 @@ def first_count(dataset: object) -> AutoWorkers:
 
 def first_guess(loader: LoaderLike) -> tuple[int, str]:
     """Number of workers for an unmeasured loader, and the reason: one per granted core, divided among the ranks of the
-    node, but no more than fit in memory and no more than there are batches.
-
-    Example:
-        >>> from torch.utils.data import DataLoader
-        >>> first_guess(DataLoader([1, 2], batch_size=2))[0]
-        1
-    """
+    node, but no more than fit in memory and no more than there are batches."""
     if isinstance(loader.dataset, IterableDataset):
         return 1, "1 worker: only the iterable dataset itself knows how to divide its samples among workers"
     cores, ranks = cores_here(), resources.ranks()
@@ -62,12 +56,7 @@ class Limit(NamedTuple):
 
 
 def per_core(waits: float) -> int:
-    """Maximum workers per core if they wait for this share of their time: twice what keeps the core busy.
-
-    Example:
-        >>> per_core(0.0), per_core(0.5), per_core(0.99)
-        (2, 4, 16)
-    """
+    """Maximum workers per core if they wait for this share of their time: twice what keeps the core busy."""
     return max(BUSY_PER_CORE, min(PER_CORE, math.ceil(BUSY_PER_CORE / max(1e-3, 1 - waits))))
 
 
