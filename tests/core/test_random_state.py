@@ -47,7 +47,7 @@ def test_bytes_and_texts_bring_a_state_back(half: bool) -> None:
         np.random.randn()
         random.gauss(0, 1)
     state = RandomState([("generator", own)])
-    texts = {name: state.to_text(name) for name in state.values}
+    texts = state.to_texts(state.values)
     raw = RandomState().to_bytes()
     wanted = drawn(), float(torch.rand((), generator=own))
     RandomState.from_texts(texts, own).restore_saved()

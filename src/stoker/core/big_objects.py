@@ -26,18 +26,17 @@ class Big(NamedTuple):
     remedy: str  # code that packs it into one buffer: ``stoker.share(dataset.samples)``
 
 
-def big(obj: object, at_least: int, path: str = "dataset") -> list[Big]:
-    """Finds containers and tables inside ``obj`` that hold many small Python objects and take ``at_least`` bytes each.
+def big(dataset: object, at_least: int) -> list[Big]:
+    """Finds containers and tables in a dataset that hold many small Python objects and take ``at_least`` bytes each.
     Reading such an object writes its reference count, so a forked worker copies its page; a numeric array has a single
     count. Sizes are estimated from a few items."""
-    return _big(obj, at_least, path, DEPTH, set(), [])
+    return _big(dataset, at_least, "dataset", DEPTH, {})
 
 
-def _big(obj: Any, at_least: int, path: str, depth: int, seen: set[int], alive: list[object]) -> list[Big]:
+def _big(obj: Any, at_least: int, path: str, depth: int, seen: dict[int, object]) -> list[Big]:
     if type(obj) in PLAIN or id(obj) in seen or not depth or len(seen) > NODES:
         return []
-    seen.add(id(obj))
-    alive.append(obj)  # otherwise another object could reuse its id
+    seen[id(obj)] = obj  # kept alive: otherwise another object could reuse its id
     whole: list[Big] = []
     if isinstance(obj, CONTAINERS) or _is_object_array(obj):
         nbytes = _weight(obj)
@@ -48,7 +47,7 @@ def _big(obj: Any, at_least: int, path: str, depth: int, seen: set[int], alive: 
             return whole
     elif package_of(type(obj)) == "pandas":
         return _of_table(obj, at_least, path)
-    inside = [b for step, x in children(obj) for b in _big(x, at_least, path + step, depth - 1, seen, alive)]
+    inside = [b for step, x in children(obj) for b in _big(x, at_least, path + step, depth - 1, seen)]
     return inside or whole
 
 

@@ -101,11 +101,8 @@ class Nvml:
 
 
 def gpus() -> list[Gpu]:
-    nvml = Nvml()
-    try:
+    with contextlib.closing(Nvml()) as nvml:
         return nvml.gpus()
-    finally:
-        nvml.close()
 
 
 def _text(value: object) -> str:

@@ -96,20 +96,13 @@ class RandomState:
         state.values = pickle.loads(raw)
         return state
 
-    def to_text(self, name: str) -> str:
-        """One generator's state as text, for a state dict: at most 3.5 KB."""
-        value = self.values[name]
-        if name == "python":
-            return _python_text(value)
-        return _numpy_text(value) if name == "numpy" else to_text(cast(bytes, value))
-
     def to_texts(self, names: Iterable[str]) -> dict[str, Any]:
-        """``to_text`` of several, by name."""
-        return {name: self.to_text(name) for name in names}
+        """The states of these generators as texts, by name, for a state dict: at most 3.5 KB each."""
+        return {name: _WRITE.get(name, to_text)(self.values[name]) for name in names}
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, str], generator: torch.Generator | None) -> RandomState:
-        """Parses states that ``to_text`` wrote, by name. Raises StateError if a text is not valid for a generator of
+        """Parses states that ``to_texts`` wrote, by name. Raises StateError if a text is not valid for a generator of
         that name."""
         if "generator" in texts and generator is None:
             raise StateError(
@@ -258,6 +251,7 @@ def _read_numpy(text: str) -> Value:
     return freeze({"bit_generator": "MT19937", "state": key, "has_gauss": has_gauss, "gauss": gauss or 0.0})
 
 
+_WRITE: dict[str, Callable[..., str]] = {"python": _python_text, "numpy": _numpy_text}
 _READ: dict[str, Callable[[str], Value]] = {"python": _read_python, "numpy": _read_numpy}
 
 

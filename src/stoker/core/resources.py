@@ -281,11 +281,15 @@ def pss_and_private(pid: int | str = "self") -> tuple[int, int]:
 
 def shm_free() -> int | None:
     """Bytes free in /dev/shm; None if there is none."""
+    found = _shm()
+    return None if found is None else found.f_bavail * found.f_frsize
+
+
+def _shm() -> os.statvfs_result | None:
     try:
-        st = os.statvfs("/dev/shm")
+        return os.statvfs("/dev/shm")
     except OSError:
         return None
-    return st.f_bavail * st.f_frsize
 
 
 def _affinity() -> int:
@@ -296,12 +300,7 @@ def _affinity() -> int:
 
 def read() -> Machine:
     """Reads everything afresh."""
-    info = _sizes("/proc/meminfo")
-    try:
-        st = os.statvfs("/dev/shm")
-        shm: int | None = st.f_blocks * st.f_frsize
-    except OSError:
-        shm = None
+    info, shm = _sizes("/proc/meminfo"), _shm()
     machine = Machine(
         cores=cores_granted(),
         cores_host=os.cpu_count() or 1,
@@ -312,7 +311,7 @@ def read() -> Machine:
         memory_limit=memory_limit(),
         memory_available=memory_available(),
         swap_used=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
-        shm=shm,
+        shm=None if shm is None else shm.f_blocks * shm.f_frsize,
         shm_free=shm_free(),
         open_files=_limit("RLIMIT_NOFILE"),
         pressure=pressure(),
