@@ -101,7 +101,7 @@ def made_at(frame: FrameType | None) -> str:
         if packages.is_users(path) or not path.startswith(("<", *packages.OWN, packages.torch())):
             here = f"{short(path)}:{frame.f_lineno}"
             nearest = nearest or here
-            if not _is_library(path):
+            if packages.is_users(path):
                 return here
         frame = frame.f_back
     return nearest or "?"
@@ -125,7 +125,7 @@ class _Named:
             frame.f_code.co_filename.startswith(engines) or any(value is loader for value in frame.f_locals.values())
         ):
             frame = frame.f_back
-        if frame is not None and _is_library(frame.f_code.co_filename):
+        if frame is not None and not packages.is_users(frame.f_code.co_filename):
             for made_of in (dataset, getattr(dataset, "dataset", None)):
                 if self._datasets.get(id(made_of)) is made_of and made_of is not None:
                     return self._names[id(made_of)]
@@ -145,12 +145,8 @@ _PURPOSE = re.compile("(train|val|eval|test|predict).*loader")
 def _purpose(frame: FrameType | None) -> str:
     """The library function whose name tells what the loader is for, such as ``get_eval_dataloader``; "" if none
     does."""
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and not packages.is_users(frame.f_code.co_filename):
         if _PURPOSE.search(frame.f_code.co_name):
             return frame.f_code.co_name
         frame = frame.f_back
     return ""
-
-
-def _is_library(path: str) -> bool:
-    return not packages.is_users(path)

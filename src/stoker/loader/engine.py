@@ -58,10 +58,12 @@ if TYPE_CHECKING:
     from ..workers.faults.policy import OnError
     from ..workers.protocol import Helpers, LateDataset
 
+    Faults = tuple[OnError, ErrorLog]  # what to do with samples that fail, and their log
+
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
 
-def budget(loader: LoaderLike | None = None) -> Budget:
+def budget(loader: LoaderLike) -> Budget:
     """Memory limits of a loader's transport: a share of the memory granted to this process, or the user's
     ``budget``."""
     granted = resources.memory_of_rank()
@@ -204,16 +206,13 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
         _warn_ignored(loader, why, "worker_init_fn", "timeout", "sample_timeout")
         return ResidentIter(loader, gather, cursor)
     method = _decide_workers(loader, state)
-    standby = None
-    if state.place is not None and state.place.here:
-        standby = state.place.workers, state.place.prefetch or 2
-    if loader.num_workers == 0 and standby is None:
+    if loader.num_workers == 0 and not (state.place is not None and state.place.here):
         if elsewhere(method) is not None:
             _warn_ignored(loader, "cluster nodes only assist local workers, and num_workers is 0", "worker_method")
         return _inline(loader, cursor, faults)
     torchs = torch_serves(loader)
     if not torchs:
-        return _pool_or_inline(loader, state, cursor, faults, method, standby)
+        return _pool_or_inline(loader, state, cursor, faults, method)
     if cursor.saved is not None:
         raise StateError(f"this loader cannot resume a run: {torchs}")
     return torch_get_iterator(loader)  # type: ignore[arg-type]
@@ -232,7 +231,7 @@ def _nothing(loader: LoaderLike, cursor: Cursor) -> _BaseDataLoaderIter:
     return it
 
 
-def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog] | None:
+def _prepare(loader: LoaderLike, state: LoaderState) -> Faults | None:
     """Prepares what every iterator needs: pinning, fault handling, a cache. Returns how to handle samples that fail."""
     if state.pinning.auto:
         loader.pin_memory = state.pinning.decide()
@@ -257,7 +256,7 @@ def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
     return method
 
 
-def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog] | None) -> _BaseDataLoaderIter:
+def _inline(loader: LoaderLike, cursor: Cursor, faults: Faults | None) -> _BaseDataLoaderIter:
     from .inline_iterator import GuardedIter, InlineIter
 
     _warn_ignored(loader, "without workers, only one batch is loaded at a time", "budget")
@@ -269,19 +268,14 @@ def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog]
 
 
 def _pool_or_inline(
-    loader: LoaderLike,
-    state: LoaderState,
-    cursor: Cursor,
-    faults: tuple[OnError, ErrorLog] | None,
-    method: str,
-    standby: tuple[int, int] | None,
+    loader: LoaderLike, state: LoaderState, cursor: Cursor, faults: Faults | None, method: str
 ) -> _BaseDataLoaderIter:
     """Uses workers; falls back to the script's process if stoker chose them and they cannot start."""
     if not isinstance(loader.num_workers, AutoWorkers):
-        return _pool(loader, state, cursor, faults, method, standby)
+        return _pool(loader, state, cursor, faults, method)
     before = RandomState([] if loader.generator is None else [("own", loader.generator)])
     try:
-        return _pool(loader, state, cursor, faults, method, standby)
+        return _pool(loader, state, cursor, faults, method)
     except WorkersUselessError as e:
         from .auto import decide
 
@@ -293,15 +287,10 @@ def _pool_or_inline(
         return _inline(loader, again, faults)
 
 
-def _pool(
-    loader: LoaderLike,
-    state: LoaderState,
-    cursor: Cursor,
-    faults: tuple[OnError, ErrorLog] | None,
-    method: str,
-    standby: tuple[int, int] | None,
-) -> PoolIter:
+def _pool(loader: LoaderLike, state: LoaderState, cursor: Cursor, faults: Faults | None, method: str) -> PoolIter:
     state.leave_parent()
+    place = state.place
+    standby = (place.workers, place.prefetch or 2) if place is not None and place.here else None
     auto = isinstance(loader.num_workers, AutoWorkers)
     if not auto:
         loader.check_worker_number_rationality()  # type: ignore[attr-defined]

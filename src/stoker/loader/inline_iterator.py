@@ -46,7 +46,9 @@ class InlineIter(_SingleProcessDataLoaderIter):
         cursor.prepare()
         part = None if saved is None else _resume_dataset(loader, cursor, saved)
         with cursor.preserve_rng():
-            self._begin(loader, cursor)
+            if saved is not None and cursor.kind == "iterable":
+                cursor.restore_rng_before(saved)
+            super().__init__(loader)  # starts an iterable dataset, which may draw random numbers
         cursor.lives_on = True
         cursor.workers = 0
         cursor.adopt_seeds(self)
@@ -68,15 +70,6 @@ class InlineIter(_SingleProcessDataLoaderIter):
         cursor.epoch = 0 if saved is None else saved.epoch
         if saved is not None and stream is not None and part is not None:
             self._skip(saved, part)
-
-    def _begin(self, loader: LoaderLike, cursor: Cursor) -> None:
-        """Calls torch's constructor, which starts an iterable dataset; that may draw random numbers."""
-        saved = cursor.saved
-        if saved is None or cursor.kind == "map":
-            super().__init__(loader)
-            return
-        cursor.restore_rng_before(saved)
-        super().__init__(loader)
 
     def _skip(self, saved: RunState, part: WorkerPart) -> None:
         """Skips what an iterable dataset has yielded since its state was taken, or since the start."""
