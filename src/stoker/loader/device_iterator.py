@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from ..core.types import Batch, Index, JsonObject, LoaderLike
+from ..core.types import Batch, JsonObject, LoaderLike
 from ..sampling.order import with_first_drawn
 from ..workers.gather import RowGather
 
@@ -74,12 +74,8 @@ def resident(loader: LoaderLike) -> RowGather | None:
     dataset, collate = loader.dataset, loader.collate_fn
     if not RowGather.fits(dataset, collate, True) or not any(map(is_on_device, _tensors(dataset))):
         return None
-    many = getattr(dataset, "__getitems__", None)
-
-    def loop(indices: list[Index]) -> Batch:
-        return collate(many(indices) if many else [dataset[i] for i in indices])
-
-    return RowGather(dataset, loop)
+    fetcher = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, True, collate, loader.drop_last)
+    return RowGather(dataset, fetcher.fetch)
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:

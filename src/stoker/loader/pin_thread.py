@@ -18,7 +18,6 @@ from ..core.nested import pin
 from ..core.processes import LEAVE_S
 from ..core.types import Batch
 from ..device import accelerator
-from ..sampling.order import Task
 from ..workers import native_threads
 from ..workers.exceptions import Caught
 from ..workers.protocol import LocalBatch, Pool, Result, WorkerReply
@@ -32,6 +31,9 @@ class PinnedPool:
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         self._pool, self._device = pool, device
+        # what pinning does not change
+        self.submit, self.resume, self.retire = pool.submit, pool.resume, pool.retire
+        self.resize, self.alive, self.finish = pool.resize, pool.alive, pool.finish
         self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._index = accelerator.current_index()
@@ -41,24 +43,6 @@ class PinnedPool:
     @property
     def ahead(self) -> int:
         return self._pool.ahead
-
-    def submit(self, worker: int | None, task: Task) -> None:
-        self._pool.submit(worker, task)
-
-    def resume(self, epoch: int, shared_seed: int | None) -> None:
-        self._pool.resume(epoch, shared_seed)
-
-    def retire(self, worker: int) -> None:
-        self._pool.retire(worker)
-
-    def resize(self, n: int) -> None:
-        self._pool.resize(n)
-
-    def alive(self) -> int:
-        return self._pool.alive()
-
-    def finish(self) -> None:
-        self._pool.finish()
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from ..sampling.state import WorkerPart
     from ..transport.slots import SlotReader
     from ..transport.thread_slots import HeapWriter
-    from ..workers.elsewhere import OtherMachines
     from ..workers.thread_pool import ThreadPool
 
 _profiling = torch._C._autograd._profiler_enabled
@@ -116,7 +115,8 @@ class PoolIter(_BaseDataLoaderIter):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch, plan.retreat)
         self._scheduler.here = plan.standby is not None
-        self._end.keep = _keeper(plan, self._scheduler, workers, pool, spec)
+        if plan.keep is not None and isinstance(workers, ProcessPool):
+            self._end.keep = functools.partial(_keep, plan, self._scheduler, workers, pool, spec)
         if kept_pool is not None:
             self._scheduler.epoch = workers.epoch
         self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
@@ -263,7 +263,10 @@ class PoolIter(_BaseDataLoaderIter):
         wanted."""
         pool: Pool = kept or workers
         if plan.nodes is not None and isinstance(workers, ProcessPool):
-            pool = self._with_nodes(workers, spec, plan.nodes)
+            try:
+                pool = plan.nodes.around(workers, spec)
+            except UsageError as e:  # they cannot work on this dataset
+                warn_user(f"No workers on other nodes: {e}. Only this machine loads batches")
         make_batch = plan.make_batch
         if self._pin_memory and plan.locker is None:
             pinned = pool if isinstance(pool, PinnedPool) else PinnedPool(pool, self._pin_memory_device)
@@ -276,14 +279,6 @@ class PoolIter(_BaseDataLoaderIter):
 
             pool = ShardPool(pool, spec.shards, spec.num_workers)
         return pool, make_batch
-
-    def _with_nodes(self, workers: ProcessPool, spec: WorkerSpec, nodes: OtherMachines) -> Pool:
-        """Adds cluster nodes to the pool; returns the local pool if they cannot work on this dataset."""
-        try:
-            return nodes.around(workers, spec)
-        except UsageError as e:
-            warn_user(f"No workers on other nodes: {e}. Only this machine loads batches")
-            return workers
 
     def _reset(self, loader: LoaderLike, first_iter: bool = False) -> None:
         cursor = self._cursor
@@ -441,15 +436,6 @@ def _draw_and_tell(indices: Iterator[Index], helpers: Helpers) -> Index:
     drawn = next(indices)
     helpers.ask(drawn)
     return drawn
-
-
-def _keeper(
-    plan: PoolPlan, scheduler: Scheduler, workers: ProcessPool | ThreadPool, pool: Pool, spec: WorkerSpec
-) -> Callable[[], bool] | None:
-    """What ends an iterator whose workers may stay; None for any other."""
-    if plan.keep is None or not isinstance(workers, ProcessPool):
-        return None
-    return functools.partial(_keep, plan, scheduler, workers, pool, spec)
 
 
 def _keep(plan: PoolPlan, scheduler: Scheduler, workers: ProcessPool, pool: Pool, spec: WorkerSpec) -> bool:
