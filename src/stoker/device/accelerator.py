@@ -10,6 +10,7 @@ import time
 import torch
 
 _GENERIC = hasattr(torch, "accelerator")
+_API = torch.accelerator if _GENERIC else torch.cuda
 
 
 def accelerator() -> torch.device | None:
@@ -40,17 +41,7 @@ def set_index(index: int) -> None:
 
 def device_count() -> int:
     """Returns the number of devices of the accelerator's kind."""
-    if accelerator() is None:
-        return 0
-    return torch.accelerator.device_count() if _GENERIC else torch.cuda.device_count()
-
-
-def synchronize() -> None:
-    """Waits until the device has finished all submitted work."""
-    if _GENERIC:
-        torch.accelerator.synchronize()
-    else:
-        torch.cuda.synchronize()
+    return 0 if accelerator() is None else int(_API.device_count())
 
 
 def copy_rates(device: torch.device, nbytes: int) -> tuple[float, float]:
@@ -60,10 +51,10 @@ def copy_rates(device: torch.device, nbytes: int) -> tuple[float, float]:
     for source in (plain, plain.pin_memory()):
         best = 0.0
         for _ in range(5):
-            synchronize()
+            _API.synchronize()
             began = time.perf_counter()
             source.to(device, non_blocking=True)
-            synchronize()
+            _API.synchronize()
             best = max(best, nbytes / (time.perf_counter() - began))
         rates.append(best)
     return rates[0], rates[1]

@@ -219,7 +219,10 @@ def to_device(
         tensor([-1., -1.])
         tensor([-0., -0.])
     """
-    return OnDevice(loader, checked(device), _depth(depth), transform_on_device)
+    on = checked(device)
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise UsageError(f"depth must be a positive number of batches, not {depth!r}")
+    return OnDevice(loader, on, depth, transform_on_device)
 
 
 def checked(device: str | int | torch.device | None) -> torch.device:
@@ -238,12 +241,6 @@ def checked(device: str | int | torch.device | None) -> torch.device:
         found = f"{count} {current.type} devices" if current is not None else "only the CPU"
         raise UsageError(f"no such device {device!r}; found {found}")
     return asked if asked.index is not None else torch.device(asked.type, current.index)
-
-
-def _depth(depth: int) -> int:
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise UsageError(f"depth must be a positive number of batches, not {depth!r}")
-    return depth
 
 
 def ahead(

@@ -246,16 +246,13 @@ class DataLoader(_TorchDataLoader, Generic[T_co]):  # type: ignore[type-arg]
         if state.leave_parent():
             self._iterator = state.unclaimed_iterator = None  # their workers are the parent's
         if state.restart_workers:
-            state.restart_workers = False
-            if self._iterator is not None:
-                self._iterator._shutdown_workers()  # type: ignore[attr-defined]
-                self._iterator = None
             state.saved_parts = 0
             state.unclaimed_iterator = None
         if state.unclaimed_iterator is not None:
             it, state.unclaimed_iterator = state.unclaimed_iterator, None
             return it
-        if getattr(self._iterator, "ends_with_epoch", False):
+        if state.restart_workers or getattr(self._iterator, "ends_with_epoch", False):
+            state.restart_workers = False
             if hasattr(self._iterator, "_shutdown_workers"):
                 self._iterator._shutdown_workers()  # type: ignore[union-attr]
             self._iterator = None

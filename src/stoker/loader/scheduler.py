@@ -28,13 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torch._utils import ExceptionWrapper
 
-from ..core.errors import (
-    BudgetError,
-    UsageError,
-    WorkerDiedError,
-    WorkerTimeoutError,
-    one_line,
-)
+from ..core.errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError, one_line
 from ..core.metrics import LoaderMetrics
 from ..core.options import Budget, Knobs
 from ..core.types import Batch, Index
@@ -453,9 +447,7 @@ class Scheduler:
             self._load[worker] += 1
             if self._restarts is not None and self._restarts.own is not None:
                 self._restarts.own.given(worker, task)
-        state = TaskState.HERE
-        if not self.here:
-            state = self._give(worker, task)
+        state = TaskState.HERE if self.here else self._give(worker, task)
         self._tasks.add(InFlight(state, worker, indices if self._knobs.shared else None))
 
     def _give(self, worker: int | None, task: Task) -> TaskState:

@@ -130,7 +130,10 @@ class Cursor(SamplerReplay):
         self.delivered_early = set(s.ahead)
         self.turn = s.turn
         self.worker_states = {}
-        self._keep_division(s)
+        self.division = s.division
+        self._parts_of = None
+        if s.division is not None:
+            self._parts_of = tuple((int(p.shard or 0), int(p.base_seed or 0)) for p in s.parts)
         iterable = s.kind == "iterable"
         for worker, part in enumerate(s.parts):
             pickled = None if part.state is None else pickle.dumps(part.state)
@@ -138,12 +141,6 @@ class Cursor(SamplerReplay):
         if iterable:
             self.delivered_by = [p.count for p in s.parts]
         return self._resume_order(s)
-
-    def _keep_division(self, s: State) -> None:
-        self.division = s.division
-        self._parts_of = None
-        if s.division is not None:
-            self._parts_of = tuple((int(p.shard or 0), int(p.base_seed or 0)) for p in s.parts)
 
     def go_to_end(self) -> None:
         """Puts the sampler into its state at the end of the saved epoch."""

@@ -177,7 +177,11 @@ class _Walk:
     ) -> None:
         self.found: Found = []
         self._watch, self._thread_local, self._parents = watch, thread_local, parents
-        self._seen: dict[int, object] = {id(g): g for g in _process_wide()}
+        legacy = np.random.mtrand._rand
+        process_wide = random._inst, torch.default_generator, legacy, legacy._bit_generator
+        self._seen: dict[int, object] = {
+            id(g): g for g in (*process_wide, *getattr(torch.cuda, "default_generators", ()))
+        }
 
     def visit(self, path: str, x: object, depth: int) -> None:
         if type(x) in _LEAF or id(x) in self._seen or not depth or len(self._seen) > NODES:
@@ -207,14 +211,6 @@ class _Walk:
         if type(x) is types.FunctionType and _users_file(x.__code__.co_filename):
             names = x.__globals__
             watch.empty.extend((names, name) for name in _all_names(x.__code__) if names.get(name, self) is None)
-
-
-def _process_wide() -> Iterator[object]:
-    yield random._inst
-    yield torch.default_generator
-    yield from getattr(torch.cuda, "default_generators", ())
-    yield np.random.mtrand._rand
-    yield np.random.mtrand._rand._bit_generator
 
 
 def namespace(x: object) -> Attributes | None:

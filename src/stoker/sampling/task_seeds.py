@@ -79,16 +79,13 @@ class ObjectSeeds:
 def run_here(own: ObjectSeeds | None, base_seed: int, epoch: int, task: int, run: Callable[[], T]) -> T:
     """Runs a task in the training process with the task's random state, and restores the script's."""
     place = base_seed, epoch, task
-    if own is None:
-        with preserved():
-            seed_here(*place)
-            return run()
     out = _run_once(own, place, run)
-    return _run_once(own, place, run) if own.appeared() else out
+    return _run_once(own, place, run) if own is not None and own.appeared() else out
 
 
-def _run_once(own: ObjectSeeds, place: tuple[int, int, int], run: Callable[[], T]) -> T:
-    with preserved(*own.generators):
+def _run_once(own: ObjectSeeds | None, place: tuple[int, int, int], run: Callable[[], T]) -> T:
+    with preserved(*(() if own is None else own.generators)):
         seed_here(*place)
-        own.seed(*place)
+        if own is not None:
+            own.seed(*place)
         return run()

@@ -71,12 +71,6 @@ class WorkerBench:
         self._draining = False
         self._delivered = 0  # in the current epoch of a stream
 
-    def _start(self, n: int) -> ProcessPool:
-        self.close()
-        context = self.loader.multiprocessing_context or torch.multiprocessing
-        self._pool, self._workers = ProcessPool(_spec_of(self.loader, n), context, self._budget, []), n
-        return self._pool
-
     def use(self, tasks: MeasuringTasks) -> None:
         """Draws from other tasks from now on; none of the earlier ones is left in a worker."""
         if tasks is not self.tasks:
@@ -96,7 +90,10 @@ class WorkerBench:
     def _begin(self, n: int, prefetch: int) -> None:
         pool = self._pool
         if pool is None or (self._is_stream and n != self._workers):  # a stream's workers know their number
-            pool = self._start(n)
+            self.close()
+            context = self.loader.multiprocessing_context or torch.multiprocessing
+            pool = self._pool = ProcessPool(_spec_of(self.loader, n), context, self._budget, [])
+            self._workers = n
         while self._workers < n:
             pool.grow()
             self._workers += 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import NamedTuple
 
 WINDOW_NS = 400_000_000  # one measurement; long enough that a scheduler tick on a busy machine is noise
@@ -53,13 +52,6 @@ class WorkersTrial(NamedTuple):
     before: ArrivalWindow
 
 
-class WindowPhase(Enum):
-    """Whether arriving batches still predate a change, or a window is being measured."""
-
-    SETTLING = 1
-    MEASURING = 2
-
-
 class Windows:
     """Measures successive windows, excluding batches in flight at a change or accumulated during a pause."""
 
@@ -72,7 +64,7 @@ class Windows:
     def settle(self, waited_ns: int, workers: int) -> None:
         """Call when an epoch begins, or the number of workers has changed: the next window starts once the batches in
         flight have arrived."""
-        self._phase, self._workers = WindowPhase.SETTLING, workers
+        self._is_settling, self._workers = True, workers  # arriving batches may predate the change
         self._begin(waited_ns)
 
     def _begin(self, waited_ns: int) -> None:
@@ -87,9 +79,9 @@ class Windows:
             return None
         self._batches += 1
         took = now - self._began
-        if self._phase is WindowPhase.SETTLING:
+        if self._is_settling:
             if took >= SETTLE_NS and self._batches >= self._workers * (self._prefetch + 1):
-                self._phase = WindowPhase.MEASURING
+                self._is_settling = False
                 self._begin(waited_ns)
             return None
         # Whole turns: workers in step deliver in bursts, and part of a burst would distort the rate.

@@ -52,7 +52,10 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         count, state.first_count_reason = first_guess(loader)
         loader.num_workers = AutoWorkers(count)
         if not _only_workers(loader, kind):
-            state.place = InProcessTrial(_why_not_here(loader, state), _opened(state))
+            ref, fatal = weakref.ref(loader), state.fatal_samples
+            state.place = InProcessTrial(
+                lambda: "samples kill workers" if fatal else held(getattr(ref(), "dataset", None)), _opened(state)
+            )
     place = state.place
     if place is None:
         return
@@ -178,12 +181,7 @@ def _only_workers(loader: LoaderLike, kind: str) -> bool:
     )
 
 
-def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
-    ref, fatal = weakref.ref(loader), state.fatal_samples
-    return lambda: "samples kill workers" if fatal else held(getattr(ref(), "dataset", None))
-
-
-# Weak references, here and below: the state holds their callers, and its cursor holds the dataset.
+# Weak references, above and below: the state holds their callers, and its cursor holds the dataset.
 def _opened(state: LoaderState) -> Callable[[], str | None]:
     iterators = state.iterators
 
