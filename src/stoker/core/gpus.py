@@ -13,12 +13,9 @@ from typing import Any
 
 
 def visible_gpus(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[int]:
-    """Positions of the GPUs that a process may use, in its order. NVML lists all GPUs of the host.
-
-    Args:
-        gpus: index and UUID of each GPU.
-        visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs; an invalid one ends the list (CUDA C++
-            Programming Guide, "CUDA Environment Variables"). None: not set, so all.
+    """Positions of the GPUs that a process may use, in its order. NVML lists all GPUs of the host, each with index and
+    UUID. ``visible``: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs; an invalid one ends the list (CUDA C++
+    Programming Guide, "CUDA Environment Variables"). None: not set, so all.
 
     Example:
         >>> visible_gpus([(0, "GPU-ab"), (1, "GPU-cd")], "1"), visible_gpus([(0, "GPU-ab"), (1, "GPU-cd")], "GPU-a,7,1")

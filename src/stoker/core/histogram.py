@@ -28,14 +28,10 @@ class Slow(NamedTuple):
 
 
 class Histogram:
-    """Counts durations.
-
-    Args:
-        bins: counts by bin, to which this histogram adds in place; a new dict by default.
-    """
+    """Counts durations. ``bins``: counts by bin, to which this histogram adds in place; None for new ones."""
 
     def __init__(self, bins: dict[int, int] | None = None) -> None:
-        self.bins: dict[int, int] = {} if bins is None else bins  # counts by bin
+        self.bins: dict[int, int] = {} if bins is None else bins
 
     def add(self, seconds: Iterable[float]) -> None:
         for s in seconds:

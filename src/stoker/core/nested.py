@@ -19,23 +19,15 @@ DEPTH = 8  # nesting depth of objects that is searched for tensors
 
 
 def pin(data: Any, device: str | None = None) -> Any:
-    """Returns the batch with its tensors in page-locked memory, without copying those that are already.
-
-    Args:
-        data: tensors; tuples, named tuples, lists, mappings and dataclasses of these; objects with a ``pin_memory``
-            method, whose return value is used. Anything else is returned as it is.
-        device: torch's name of the accelerator.
-    """
+    """Returns the batch with its tensors in page-locked memory, without copying those that are already. ``data``:
+    tensors; tuples, named tuples, lists, mappings and dataclasses of these; objects with a ``pin_memory`` method, whose
+    return value is used. Anything else is returned as it is. ``device``: torch's name of the accelerator."""
     return _walk(data, lambda t: pin_tensor(t, device), "pin_memory", lambda own: own())
 
 
 def move(data: Any, device: torch.device) -> Any:
-    """Returns the batch with its tensors on a device; copies are asynchronous.
-
-    Args:
-        data: as for ``pin``, but objects need a ``to`` method.
-        device: target device.
-    """
+    """Returns the batch with its tensors on a device; copies are asynchronous. ``data``: as for ``pin``, but objects
+    need a ``to`` method."""
 
     def own(to: Callable[..., Any]) -> Any:
         try:

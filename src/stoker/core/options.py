@@ -104,14 +104,7 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 def parse_bytes(value: int | float | str, of: int, name: str = "budget") -> int:
     """Parses an amount of memory as a user writes it: bytes, ``"4GB"``, ``"512 MiB"``, or a share of ``of`` as a float.
-
-    Raises:
-        UsageError: anything else; the message has the value.
-
-    Example:
-        >>> parse_bytes("1.5GB", of=0), parse_bytes(0.5, of=10 << 30) >> 30
-        (1500000000, 5)
-    """
+    Raises UsageError for anything else."""
     nbytes: float = -1
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", value)

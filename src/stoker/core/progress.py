@@ -19,15 +19,9 @@ REDRAWS_PER_S = 4
 
 
 class Progress:
-    """Shows one line, redrawn, on a terminal; elsewhere a single line of text after two seconds.
-
-    A thread draws the line, so the clock keeps running during a slow batch. Leaving the ``with`` erases it.
-
-    Args:
-        name: what the command works on.
-        time_limit_s: seconds that it may take; None for no limit.
-        doing: verb for the line of text.
-    """
+    """Shows one line, redrawn, on a terminal; elsewhere a single line of text after two seconds. A thread draws the
+    line, so the clock keeps running during a slow batch. Leaving the ``with`` erases it. ``name``: what the command
+    works on. ``doing``: verb for the line of text."""
 
     def __init__(self, name: str, time_limit_s: float | None = None, doing: str = "measuring") -> None:
         self._name = name

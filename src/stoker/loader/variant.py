@@ -24,13 +24,9 @@ FORM = "TARGET is path.py:name or package.module:name, as in train.py:make_loade
 
 
 def find(text: str) -> Any:
-    """The object that TARGET names: ``path.py:name`` or ``package.module:name``.
-
-    Its module is imported under its own name, so code behind ``if __name__ == "__main__"`` does not run.
-
-    Raises:
-        UsageError: there is no such file, module or name, or importing it failed.
-    """
+    """The object that TARGET names: ``path.py:name`` or ``package.module:name``. Its module is imported under its own
+    name, so code behind ``if __name__ == "__main__"`` does not run. Raises UsageError if there is no such file, module
+    or name, or importing it failed."""
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
         raise UsageError(f"{text!r} has no name after the colon: {FORM}")
@@ -101,17 +97,9 @@ def as_loader(thing: object, batch_size: int | None = None, name: str = "TARGET"
 def variant(
     loader: Loader, num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
 ) -> Loader:
-    """A copy of ``loader``, of the same class, with its settings except those given here.
-
-    Args:
-        loader: torch's or stoker's, or of a class derived from one of them.
-        num_workers: 0 or more.
-        batch_size: samples in a batch.
-        engine: "torch" or "stoker".
-
-    Raises:
-        UsageError: the loader makes its own batches, or torch's engine is asked for ``num_workers="auto"``.
-    """
+    """A copy of a loader (torch's, stoker's, or of a derived class), of the same class, with its settings except those
+    given here. ``engine``: "torch" or "stoker". Raises UsageError if the loader makes its own batches, or torch's
+    engine is asked for ``num_workers="auto"``."""
     twin = copy.copy(loader)
     fields = vars(twin)  # via __dict__, because torch refuses to set these attributes after construction
     fields["_iterator"] = None

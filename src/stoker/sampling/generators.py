@@ -63,22 +63,13 @@ class AwaitedGenerator(NamedTuple):
 
 def in_words(path: str) -> str:
     """Returns a path from a walk over a dataset and a collate function, with their names instead of numbers."""
-    for k, root in enumerate(("dataset", "collate_fn")):
-        if path[: len(str(k))] == str(k):
-            return root + path[len(str(k)) :]
-    return path
+    return {"0": "dataset", "1": "collate_fn"}.get(path[:1], path[:1]) + path[1:]
 
 
 def find_generators(*roots: object, watch: AwaitedGenerator | None = None, thread_local: bool = True) -> Found:
-    """Finds the generators that can be reached from some objects, each once, except the process-wide ones.
-
-    Returns each with its path. Paths are the same in every process with the same objects.
-
-    Args:
-        roots: objects to start from. None is skipped.
-        watch: filled with the places where other generators may appear.
-        thread_local: whether to look into this thread's part of ``threading.local()`` objects.
-    """
+    """Finds the generators that can be reached from some objects, each once with its path, except the process-wide
+    ones. Paths are the same in every process with the same objects. ``watch``: filled with the places where other
+    generators may appear. ``thread_local``: whether to look into this thread's part of ``threading.local()`` objects."""
     walk = _Walk(watch, thread_local)
     for k, root in enumerate(roots):
         walk.visit(str(k), root, DEPTH)

@@ -39,15 +39,7 @@ class Permutation:
     Domains", CT-RSA 2002). ``a`` and ``b`` are near the square root of ``n``; there are eight rounds. The round
     function is SplitMix64's finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
     2014). Up to 65,536 elements, the permutation is drawn whole, because a network on few values is a poor shuffle.
-
-    Args:
-        n: length, 1 to 2**62.
-        key: any integer.
-
-    Example:
-        >>> p = Permutation(10**9, key=7)
-        >>> len(set(p.at(np.arange(100)).tolist()))
-        100
+    ``n``: 1 to 2**62.
     """
 
     def __init__(self, n: int, key: int) -> None:
@@ -121,15 +113,9 @@ FEISTEL = FeistelSampler.__iter__
 
 
 def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | None:
-    """Yields the same items as ``iter(index_sampler)``, sooner and in less memory.
-
-    Draws from the same generators at the same moments, but never makes a list of the whole epoch. Returns None for user
-    samplers, which may notice when ``iter`` is called.
-
-    Args:
-        index_sampler: the loader's.
-        skip: number of indices, not batches, to draw and leave out.
-    """
+    """Yields the same items as ``iter(index_sampler)``, sooner and in less memory. Draws from the same generators at
+    the same moments, but never makes a list of the whole epoch. Returns None for user samplers, which may notice when
+    ``iter`` is called. ``skip``: number of indices, not batches, to draw and leave out."""
     sampler, size, drop_last = index_sampler, 0, False
     if type(index_sampler) is BatchSampler:
         sampler, size, drop_last = index_sampler.sampler, index_sampler.batch_size, index_sampler.drop_last

@@ -148,13 +148,9 @@ class SamplerReplay:
         return self._follow(None if self._batched else torch_iterator, 0)
 
     def _follow(self, iterator: Iterator[Index] | None, skip: int, last: int = 1) -> Iterator[Index]:
-        """Yields a sampler's indices, batched as torch does, and records what is needed at each task.
-
-        Args:
-            iterator: the sampler's; None to begin it with the first task.
-            skip: number of indices to leave out. This may exceed the end by part of the last batch.
-            last: the most indices that the last batch may have had.
-        """
+        """Yields a sampler's indices, batched as torch does, and records what is needed at each task. ``iterator``: the
+        sampler's; None to begin it with the first task. ``skip``: number of indices to leave out, which may exceed the
+        end by part of the last batch. ``last``: the most indices that the last batch may have had."""
         own = iter(self._sampler) if iterator is None else iterator
         size = int(self.batch_size or 1)
         there = max(0, skip - max(size, last) + 1)
