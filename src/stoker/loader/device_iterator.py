@@ -30,9 +30,6 @@ class ResidentIter(_BaseDataLoaderIter):
         cursor.prepare()
         with cursor.preserve_rng():
             super().__init__(loader)  # type: ignore[arg-type]
-        cursor.worker_states = {}  # the only state is the sampler's
-        cursor.live_state = None
-        cursor.one_dataset = False
         cursor.lives_on = loader.persistent_workers or not self._num_workers
         cursor.workers = int(self._num_workers)
         cursor.adopt_seeds(self)

@@ -2,15 +2,9 @@
 
 torch starts the workers of a loader without ``persistent_workers`` again for each epoch. A fork takes some milliseconds
 for each worker, and pages that the script's process then writes to are copied. If nothing that samples are made from
-has changed since, new workers would equal those of the last epoch. Their random generators are then set to where a new
-worker's would begin::
-
-    script's process                      a worker
-    ----------------                      --------
-    iter(loader): draws a base seed       waits
-    sends tasks with that seed       ->   restores its generators, seeds them, calls worker_init_fn, makes the batch
-    StopIteration: keeps the pool         waits, and leaves after half a second: it has
-                                          copies of all pipes that the script had open
+has changed since, new workers would equal those of the last epoch. Tasks then come with a base seed, for which a worker
+sets its random generators to where a new worker's would begin. A worker that waits for half a second leaves: it has
+copies of all pipes that the script had open.
 
 The engine asks for it only where its caller (``tuning.kept_epochs``) has set ``LoaderState.keeps_workers``.
 """

@@ -69,7 +69,7 @@ def in_words(path: str) -> str:
 def find_generators(*roots: object, watch: AwaitedGenerator | None = None, thread_local: bool = True) -> Found:
     """Finds the generators that can be reached from some objects, each once with its path, except the process-wide
     ones. Paths are the same in every process with the same objects. ``watch``: filled with the places where other
-    generators may appear. ``thread_local``: whether to look into this thread's part of ``threading.local()`` objects."""
+    generators may appear. ``thread_local``: whether to look into this thread's part of a ``threading.local()``."""
     walk = _Walk(watch, thread_local)
     for k, root in enumerate(roots):
         walk.visit(str(k), root, DEPTH)

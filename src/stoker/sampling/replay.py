@@ -231,14 +231,13 @@ class SamplerReplay:
 
     def _restart_iterator(self, s: State) -> Iterator[Index] | None:
         """Calls ``iter(sampler)`` in the random state in which it was first called; None if ``_follow`` calls it."""
-        after = {k: v for k, v in s.sampler_rng.items() if k != "before"}
-        before: Any = s.sampler_rng.get("before")
+        before = s.sampler_rng.get("before", {})
         own = self._sampler_generator
         with preserved() if before else nullcontext():
-            RandomState.from_texts({**after, **(before or {})}, own).restore_saved()
+            RandomState.from_texts({**s.sampler_rng, **before}, own).restore_saved()
             self._rng_before_iter = None if self._batched else self._capture_rng()
             iterator = None if self._batched and s.sampler_state is None else iter(self._sampler)
-        RandomState.from_texts(after, own).restore_saved()
+        RandomState.from_texts(s.sampler_rng, own).restore_saved()
         self._rng_after_iter = self._capture_rng()
         return iterator
 
@@ -259,9 +258,8 @@ class SamplerReplay:
         elif not taken:
             return None
         self._samples_before_split = taken
-        texts = {k: v for k, v in s.sampler_rng.items() if k != "before"}
-        before: Any = s.sampler_rng.get("before")
-        RandomState.from_texts({**texts, **(before or {})}, self._sampler_generator).restore_saved()
+        texts = {**s.sampler_rng, **s.sampler_rng.get("before", {})}
+        RandomState.from_texts(texts, self._sampler_generator).restore_saved()
         self._rng_after_iter = self._capture_rng()
         mine = share_of_rest(sampler, taken)
         self._rng_after_first = self._capture_rng()

@@ -1,7 +1,5 @@
 """Implements ``num_workers="auto"`` before each iterator of a loader, and connects a running iterator with
 ``Controller`` and ``InProcessTrial``.
-
-Nothing is measured before the first batch. A loader starts with a first guess.
 """
 
 from __future__ import annotations
