@@ -50,11 +50,7 @@ class WorkerDiedError(StokerError, RuntimeError):
     """
 
     def __init__(
-        self,
-        message: str,
-        workers: Sequence[int] = (),
-        tasks: Sequence[int] | None = None,
-        places: Sequence[int] = (),
+        self, message: str, workers: Sequence[int] = (), tasks: Sequence[int] | None = None, places: Sequence[int] = ()
     ) -> None:
         super().__init__(message)
         self.workers = tuple(workers)

@@ -205,12 +205,16 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
         why = "batches are made in this process, where the data lies on a device"
         _warn_ignored(loader, why, "worker_init_fn", "timeout", "sample_timeout")
         return ResidentIter(loader, gather, cursor)
-    method = _decide_workers(loader, state)
+    method = worker_word(str(getattr(loader, "worker_method", "process")))
+    torchs = torch_serves(loader)
+    if isinstance(loader.num_workers, AutoWorkers) and not torchs:
+        from .auto import decide  # not every loader asks for it
+
+        decide.begin(loader, state, method)
     if loader.num_workers == 0 and not (state.place is not None and state.place.here):
         if elsewhere(method) is not None:
             _warn_ignored(loader, "cluster nodes only assist local workers, and num_workers is 0", "worker_method")
         return _inline(loader, cursor, faults)
-    torchs = torch_serves(loader)
     if not torchs:
         return _pool_or_inline(loader, state, cursor, faults, method)
     if cursor.saved is not None:
@@ -244,16 +248,6 @@ def _prepare(loader: LoaderLike, state: LoaderState) -> Faults | None:
         if not loader._auto_collation:
             alone(loader.dataset)
     return faults
-
-
-def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
-    """Applies ``num_workers="auto"``. Returns the kind of workers, such as "process" or "thread"."""
-    method = worker_word(str(getattr(loader, "worker_method", "process")))
-    if isinstance(loader.num_workers, AutoWorkers) and not torch_serves(loader):
-        from .auto import decide  # not every loader asks for it
-
-        decide.begin(loader, state, method)
-    return method
 
 
 def _inline(loader: LoaderLike, cursor: Cursor, faults: Faults | None) -> _BaseDataLoaderIter:

@@ -66,9 +66,7 @@ def _store() -> Any:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    if distributed.get_world_size() < 2:
-        return None
     try:
-        return distributed.distributed_c10d._get_default_store()
+        return distributed.distributed_c10d._get_default_store() if distributed.get_world_size() > 1 else None
     except Exception:
         return None

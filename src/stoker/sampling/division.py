@@ -26,7 +26,7 @@ def share_of_rest(sampler: DistributedSampler[Index], taken: int) -> list[Index]
     whole.rank = 0
     whole.num_samples = whole.total_size = len(sampler.dataset)  # type: ignore[arg-type]
     with preserved(generator):
-        own = _own_share(sampler)
+        own = None if type(sampler).__iter__ is DistributedSampler.__iter__ else list(copy.copy(sampler))
     order = list(whole)
     if own is not None and own != _deal(order, sampler):
         raise StateError(
@@ -34,13 +34,6 @@ def share_of_rest(sampler: DistributedSampler[Index], taken: int) -> list[Index]
             f"ranks that saved the state dict; now there are {sampler.num_replicas}"
         )
     return _deal(order[taken:], sampler)
-
-
-def _own_share(sampler: DistributedSampler[Index]) -> list[Index] | None:
-    """Returns the share of a whole epoch that a subclass gives its rank; None for torch's class."""
-    if type(sampler).__iter__ is DistributedSampler.__iter__:
-        return None
-    return list(copy.copy(sampler))
 
 
 def _deal(indices: list[Index], sampler: DistributedSampler[Index]) -> list[Index]:

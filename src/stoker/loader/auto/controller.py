@@ -98,11 +98,7 @@ class Controller:
     they do. ``prefetch``: batches in flight per worker. ``clock``: nanoseconds."""
 
     def __init__(
-        self,
-        workers: int,
-        most: Callable[[], int],
-        prefetch: int = 8,
-        clock: Callable[[], int] = time.perf_counter_ns,
+        self, workers: int, most: Callable[[], int], prefetch: int = 8, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
         self.workers = workers  # current target number of workers
         self._most, self._clock = most, clock

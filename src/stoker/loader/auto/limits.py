@@ -61,14 +61,7 @@ def per_core(waits: float) -> int:
 
 
 def limits(
-    *,
-    waits: float,
-    each: int,
-    nbytes: int,
-    prefetch: int,
-    budget: Budget,
-    shm: bool = False,
-    pinned: bool = False,
+    *, waits: float, each: int, nbytes: int, prefetch: int, budget: Budget, shm: bool = False, pinned: bool = False
 ) -> list[Limit]:
     """The limits on this machine, the tightest first. ``waits``: share of a worker's time that is not CPU time.
     ``each``: bytes of memory per worker; ``nbytes``: per batch. ``prefetch``: batches in flight per worker. ``shm``:
