@@ -53,9 +53,6 @@ class Progress:
             self._timer.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
     def __call__(self, text: str) -> None:
         """Sets the text; cheap enough to be called for each batch."""
         self._text = text
@@ -64,15 +61,12 @@ class Progress:
         """Shows the progress of a loop over samples; see ``samples_done``."""
         self(samples_done(done, total, time.monotonic() - self._began, failed))
 
-    def end(self) -> None:
-        """Erases the line. May be called more than once."""
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-            self._live = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
-            self._timer = None
 
     def _line(self) -> Text:
         from rich.text import Text

@@ -29,7 +29,12 @@ Generator: TypeAlias = (
 )
 Value: TypeAlias = object  # one generator's state
 
-PROCESS_WIDE = ("torch", "python", "numpy")
+_GLOBAL: dict[str, Generator] = {
+    "torch": torch.default_generator,
+    "python": random._inst,
+    "numpy": np.random.mtrand._rand,
+}
+PROCESS_WIDE = tuple(_GLOBAL)
 NAMES = frozenset(PROCESS_WIDE) | {"generator"}  # as used in a state dict
 BASE64 = ":"  # first character of base64 text; version 1 wrote base85, whose alphabet lacks it
 MAX_TEXT_BYTES = 1 << 16  # of one generator's state; a text that unpacks to more was not written here
@@ -43,13 +48,8 @@ class RandomState:
         self, others: Iterable[tuple[str, Generator]] = (), process_wide: Collection[str] = PROCESS_WIDE
     ) -> None:
         self._others: dict[str, Generator] = {}
-        self.values: dict[str, Value] = {}  # the state of each, by name
-        if "torch" in process_wide:
-            self.values["torch"] = torch.default_generator.get_state().numpy().tobytes()
-        if "python" in process_wide:
-            self.values["python"] = random.getstate()
-        if "numpy" in process_wide:
-            self.values["numpy"] = numpy_state.save()
+        # the state of each, by name
+        self.values: dict[str, Value] = {k: get_state(_GLOBAL[k]) for k in PROCESS_WIDE if k in process_wide}
         for name, generator in others:
             while name in self.values:  # two local classes of one name
                 name += "'"
@@ -74,16 +74,8 @@ class RandomState:
     def restore(self, names: Collection[str] | None = None) -> None:
         """Restores the state of all generators, or of those with the ``names`` that ``moved`` gave."""
         for name, value in self.values.items():
-            if names is not None and name not in names:
-                continue
-            if name in self._others:
-                set_state(self._others[name], value)
-            elif name == "torch":
-                set_state(torch.default_generator, value)
-            elif name == "python":
-                random.setstate(cast("tuple[object, ...]", value))
-            else:
-                numpy_state.restore(value)
+            if names is None or name in names:
+                set_state(self._others[name] if name in self._others else _GLOBAL[name], value)
 
     def to_bytes(self) -> bytes:
         """Serializes the process-wide generators' states for another process of this run; 10 KB, 40 us."""
@@ -150,6 +142,8 @@ def get_state(generator: Generator) -> Value:
         return generator.getstate()
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
+    if generator is _GLOBAL["numpy"]:
+        return numpy_state.save()
     if isinstance(generator, np.random.RandomState):
         return freeze(generator.get_state(legacy=False))
     return freeze(bit_generator(generator).state)
@@ -161,6 +155,8 @@ def set_state(generator: Generator, state: Value) -> None:
         generator.setstate(cast("tuple[object, ...]", state))
     elif isinstance(generator, torch.Generator):
         generator.set_state(torch.frombuffer(bytearray(cast(bytes, state)), dtype=torch.uint8))
+    elif generator is _GLOBAL["numpy"]:
+        numpy_state.restore(state)
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(thaw(state))
     else:

@@ -9,9 +9,10 @@ locked, and batches are copied to page-locked memory, as in torch.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -153,20 +154,13 @@ class Fence:
         self._events = []
 
 
+@functools.cache
 def _symbol(name: str) -> Any:
     """Returns a function of the CUDA runtime that this process has loaded; None if it was not found."""
-    if name not in _symbols:
-        _symbols[name] = None
-        for library in (None, *_loaded("libcudart")):
-            try:
-                _symbols[name] = getattr(ctypes.CDLL(library), name)
-                break
-            except (OSError, AttributeError):
-                continue
-    return _symbols[name]
-
-
-_symbols: dict[str, Any] = {}
+    for library in (None, *_loaded("libcudart")):
+        with suppress(OSError, AttributeError):
+            return getattr(ctypes.CDLL(library), name)
+    return None
 
 
 def _loaded(name: str) -> list[str]:

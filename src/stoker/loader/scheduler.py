@@ -130,8 +130,7 @@ class Scheduler:
     def begin(self, next_indices: NextIndices, shared_seed: int | None = None, cursor: Cursor | None = None) -> None:
         """Starts an epoch and fills the window. With torch's seeds, tasks of an epoch that was left early still run,
         but are not delivered: they advance the workers' random state, as in torch. ``cursor``: where to begin; records
-        what is delivered.
-        """
+        what is delivered."""
         with self._lock:
             self.epoch += 1
             if self.epoch:
@@ -154,10 +153,8 @@ class Scheduler:
             self._fill()
 
     def resize(self, n: int) -> None:
-        """Changes the number of workers from the next task on. Batches and their order do not change.
-
-        May be called from any thread or a signal handler. During ``next``, takes effect when that delivers.
-        """
+        """Changes the number of workers from the next task on. Batches and their order do not change. May be called
+        from any thread or a signal handler. During ``next``, takes effect when that delivers."""
         if not self._knobs.shared:
             raise UsageError(
                 "the number of workers cannot change within an epoch, because each has its own random state or part "
