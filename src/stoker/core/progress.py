@@ -82,12 +82,7 @@ class Progress:
 
 
 def samples_done(done: int, total: int | None, seconds: float, failed: int = 0) -> str:
-    """Describes the progress of a loop over samples, and the time left.
-
-    Example:
-        >>> samples_done(50, 200, 10.0, 3)
-        '50 of 200 samples (25%), 3 failed, about 30.0 s left'
-    """
+    """Describes the progress of a loop over samples, and the time left."""
     text = f"{done:,} of {total:,} samples ({done / total:.0%})" if total else f"{done:,} samples"
     if failed:
         text += f", {failed:,} failed"

@@ -95,12 +95,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def rate(x: float | None) -> str:
-    """Formats a rate with at least three digits; ``-`` if there is none.
-
-    Example:
-        >>> rate(1234.5), rate(12.345), rate(None)
-        ('1,234', '12.3', '-')
-    """
+    """Formats a rate with at least three digits; ``-`` if there is none."""
     return "-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 
@@ -119,12 +114,7 @@ def human_bytes(n: float) -> str:
 
 
 def human_seconds(s: float) -> str:
-    """Formats seconds with a suitable unit.
-
-    Example:
-        >>> human_seconds(0.0123), human_seconds(75), human_seconds(299.6)
-        ('12.3 ms', '1 min 15 s', '5 min 0 s')
-    """
+    """Formats seconds with a suitable unit."""
     if round(s * 1e6) < 1000:
         return f"{s * 1e6:.0f} us"
     if round(s * 1e3, 1) < 1000:

@@ -107,39 +107,33 @@ def made_at(frame: FrameType | None) -> str:
     return nearest or "?"
 
 
-class _Named:
-    """Names of loaders that a script's own code created, by dataset."""
-
-    def __init__(self) -> None:
-        self._datasets: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
-        self._names: dict[int, str] = {}
-
-    def name(self, loader: object, dataset: object, frame: FrameType | None) -> str:
-        """Names a loader that is being created. A loader that a framework rebuilds from the script's with another
-        sampler keeps the name."""
-        name = made_at(frame)
-        # Skips constructors of subclasses, and functions around them that hold the loader: they belong to the call
-        # itself.
-        engines = *packages.OWN, packages.torch()
-        while frame is not None and (
-            frame.f_code.co_filename.startswith(engines) or any(value is loader for value in frame.f_locals.values())
-        ):
-            frame = frame.f_back
-        if frame is not None and not packages.is_users(frame.f_code.co_filename):
-            for made_of in (dataset, getattr(dataset, "dataset", None)):
-                if self._datasets.get(id(made_of)) is made_of and made_of is not None:
-                    return self._names[id(made_of)]
-            # A framework creates all its loaders from one line of the script, the one that calls ``train()``.
-            purpose = _purpose(frame)
-            return f"{name} ({purpose})" if purpose else name
-        with contextlib.suppress(TypeError):  # a list cannot be weakly referenced
-            self._datasets[id(dataset)] = dataset
-            self._names[id(dataset)] = name
-        return name
-
-
-named = _Named()
+# datasets of loaders that a script's own code created, and the loaders' names
+_datasets: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+_names: dict[int, str] = {}
 _PURPOSE = re.compile("(train|val|eval|test|predict).*loader")
+
+
+def new_name(loader: object, dataset: object, frame: FrameType | None) -> str:
+    """Names a loader that is being created. A loader that a framework rebuilds from the script's with another sampler
+    keeps the name."""
+    name = made_at(frame)
+    # Skips constructors of subclasses, and functions around them that hold the loader: they belong to the call itself.
+    engines = *packages.OWN, packages.torch()
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(engines) or any(value is loader for value in frame.f_locals.values())
+    ):
+        frame = frame.f_back
+    if frame is not None and not packages.is_users(frame.f_code.co_filename):
+        for made_of in (dataset, getattr(dataset, "dataset", None)):
+            if _datasets.get(id(made_of)) is made_of and made_of is not None:
+                return _names[id(made_of)]
+        # A framework creates all its loaders from one line of the script, the one that calls ``train()``.
+        purpose = _purpose(frame)
+        return f"{name} ({purpose})" if purpose else name
+    with contextlib.suppress(TypeError):  # a list cannot be weakly referenced
+        _datasets[id(dataset)] = dataset
+        _names[id(dataset)] = name
+    return name
 
 
 def _purpose(frame: FrameType | None) -> str:

@@ -30,16 +30,12 @@ class KeptWorkers:
     def __init__(self, workers: ProcessPool, pool: Pool, spec: WorkerSpec) -> None:
         self.workers, self.pool, self.spec = workers, pool, spec
         workers.park()
-        self._close = weakref.finalize(self, pool.close)
+        self.close = weakref.finalize(self, pool.close)
         reclaim.add(self)
-
-    def close(self) -> None:
-        """Ends the workers."""
-        self._close()
 
     def give_back(self, reason: str) -> int:
         """Ends the workers where memory is short. Returns the bytes of memory that they had for themselves."""
-        nbytes = sum(self.workers.pss().values()) if self._close.alive else 0
+        nbytes = sum(self.workers.pss().values()) if self.close.alive else 0
         self.close()
         return nbytes
 
@@ -57,7 +53,7 @@ class KeptWorkers:
 
     def release(self) -> None:
         """From now on, an iterator ends them."""
-        self._close.detach()
+        self.close.detach()
 
 
 def _is_same(x: object, y: object) -> bool:

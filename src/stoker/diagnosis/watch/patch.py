@@ -26,7 +26,7 @@ from ...core.errors import UsageError
 from ...core.patches import Patches, subclasses
 from ...core.types import Batch, LoaderLike
 from ...loader import takeover  # imports the engine, so that stoker's iterator classes exist and get watched
-from ...loader.describe import named
+from ...loader.describe import new_name
 from ...loader.loader_state import state_of
 from ...workers import hangs
 from . import fetch
@@ -169,7 +169,7 @@ def _making_loader(watch: ProcessWatch, init: Callable[..., None]) -> Callable[.
     @functools.wraps(init)
     def __init__(self: LoaderLike, *args: object, **kwargs: object) -> None:
         dataset = args[0] if args else kwargs.get("dataset")
-        state_of(self).name = named.name(self, dataset, sys._getframe(1))
+        state_of(self).name = new_name(self, dataset, sys._getframe(1))
         init(self, *args, **kwargs)
         if watch.made is not None:
             watch.made(self)
