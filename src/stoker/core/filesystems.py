@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 
 from .object_tree import children, is_filesystem, walk
 
 NEAR = {"file", "local", "memory", "data"}  # fsspec protocols that need no connection
-SCHEMES = (
-    "http://",
-    "https://",
-    "s3://",
-    "s3a://",
-    "gs://",
-    "gcs://",
-    "az://",
-    "abfs://",
-    "abfss://",
-    "hf://",
-    "oss://",
-)
+ADDRESS = re.compile("(https?|s3a?|gs|gcs|az|abfss?|hf|oss)://")
 
 
 def is_far(dataset: object) -> bool:
@@ -30,7 +19,7 @@ def is_far(dataset: object) -> bool:
     for _, x in walk(dataset):
         if is_filesystem(x) and not NEAR.issuperset(_protocols(x)):
             return True
-        if any(isinstance(value, str) and value.startswith(SCHEMES) for _, value in children(x)):
+        if any(isinstance(value, str) and ADDRESS.match(value) for _, value in children(x)):
             return True
     return False
 

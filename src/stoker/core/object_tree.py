@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
-import enum
 import functools
 import itertools
-import pathlib
 import sys
 import types
 from collections import deque
 from collections.abc import Iterator
+from enum import Enum
+from pathlib import PurePath
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -25,17 +25,7 @@ DEPTH = 8  # a Subset of a Subset of a dataset with a Compose of transforms with
 WIDTH = 200  # attributes or items of one object that are followed at most
 OBJECTS = 2_000  # yielded by ``walk`` at most
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-VALUES = (
-    torch.dtype,
-    torch.device,
-    np.generic,
-    range,
-    slice,
-    pathlib.PurePath,
-    enum.Enum,
-    datetime.date,
-    decimal.Decimal,
-)
+VALUES = (torch.dtype, torch.device, np.generic, range, slice, PurePath, Enum, datetime.date, decimal.Decimal)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 TABLES = ("pandas", "polars")
 _TABLE_CLASSES = ("DataFrame", "Series", "Index")

@@ -31,7 +31,6 @@ KNOWN = {
 MODULES = (random, np, np.random, torch, torch.cuda, torch.random, torch.utils, torch.utils.data)
 BUILTINS = {abs, hash, id, int, isinstance, len, max, min, pow, range, round, sum, AssertionError}
 ATTRIBUTES = {
-    "SeedSequence",
     "cuda",
     "data",
     "generate_state",
