@@ -129,7 +129,8 @@ def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | No
         lists = sampler._iter_lists(skip)
     else:
         return None
-    return _batches(lists, size, drop_last) if size else itertools.chain.from_iterable(lists)
+    indices = itertools.chain.from_iterable(lists)
+    return in_batches(indices, size, drop_last) if size else indices
 
 
 def in_batches(indices: Iterator[Index], size: int, drop_last: bool) -> Iterator[list[Index]]:
@@ -178,19 +179,3 @@ def _sequential(sampler: SequentialSampler, skip: int) -> Iterator[list[int]]:
     n = len(sampler.data_source)
     for at in range(skip, n, LIST_LENGTH):
         yield list(range(at, min(at + LIST_LENGTH, n)))
-
-
-def _batches(lists: Iterator[list[int]], size: int, drop_last: bool) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for whole in lists:
-        at = 0
-        while True:
-            part = whole[at : at + size - len(batch)]
-            at += len(part)
-            batch = batch + part if batch else part
-            if len(batch) < size:
-                break  # the list is used up; the next one is not drawn before it is needed
-            yield batch
-            batch = []
-    if batch and not drop_last:
-        yield batch
