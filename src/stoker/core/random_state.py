@@ -7,7 +7,6 @@ numbers and tuples, so values can be compared, hashed and pickled.
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import pickle
 import random
@@ -195,7 +194,7 @@ def from_text(text: str) -> bytes:
         # Version 1 wrote base85, whose encoder is 40 times slower.
         packed = base64.b64decode(text[1:], validate=True) if text[:1] == BASE64 else base64.b85decode(text)
         raw = decoder.decompress(packed, MAX_TEXT_BYTES)
-    except (ValueError, binascii.Error, zlib.error):
+    except (ValueError, zlib.error):  # binascii.Error is a ValueError
         raise ValueError("random state as text") from None
     if not raw or not decoder.eof:
         raise ValueError("random state as text")

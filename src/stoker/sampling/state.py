@@ -278,10 +278,6 @@ def read_packed(value: ObjectState) -> ObjectState:
 
 def write_packed(value: ObjectState) -> ObjectState:
     """Returns the value as JSON if that round-trips, else unchanged."""
-    if value is None:
-        return "null"
-    if value == []:
-        return "[]"
     try:
         text = json.dumps(value)
         if alike(json.loads(text), value):
