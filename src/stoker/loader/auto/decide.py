@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -26,14 +27,15 @@ from ...workers.exceptions import note
 from ...workers.faults import validate
 from ..describe import name_of
 from ..inline_iterator import here
-from ..scheduler import Retreat
+from ..scheduler import MakeBatch, Retreat
 from .controller import Controller
-from .in_process import BatchMaker, InProcessTrial, MakeBatch, Worked
+from .in_process import BatchMaker, InProcessTrial, Worked
 from .limits import cores_here, first_guess, per_core
 
 if TYPE_CHECKING:
     from ...sampling.cursor import Cursor
     from ..loader_state import LoaderState
+    from ..pool_iterator import PoolIter
 
 logger = logging.getLogger("stoker.loader.engine")
 
@@ -50,9 +52,11 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         count, state.first_count_reason = first_guess(loader)
         loader.num_workers = AutoWorkers(count)
         if not _only_workers(loader, kind):
+            # Weak references, here and below: the state holds their callers, and its cursor holds the dataset.
             ref, fatal = weakref.ref(loader), state.fatal_samples
             state.place = InProcessTrial(
-                lambda: "samples kill workers" if fatal else held(getattr(ref(), "dataset", None)), _opened(state)
+                lambda: "samples kill workers" if fatal else held(getattr(ref(), "dataset", None)),
+                functools.partial(_opened, state.iterators),
             )
     place = state.place
     if place is None:
@@ -179,15 +183,10 @@ def _only_workers(loader: LoaderLike, kind: str) -> bool:
     )
 
 
-# Weak references, above and below: the state holds their callers, and its cursor holds the dataset.
-def _opened(state: LoaderState) -> Callable[[], str | None]:
-    iterators = state.iterators
-
-    def opened() -> str | None:
-        found = [it.opened() for it in list(iterators)]
-        return next(filter(None, found), None if None in found else "")
-
-    return opened
+def _opened(iterators: Iterable[PoolIter]) -> str | None:
+    """What workers have opened and keep; "" for nothing, None if unknown."""
+    found = [it.opened() for it in list(iterators)]
+    return next(filter(None, found), None if None in found else "")
 
 
 def _most(state: LoaderState) -> Callable[[], int]:

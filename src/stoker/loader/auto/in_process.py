@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ...core.types import Batch, Index
+from ..scheduler import MakeBatch
 
 LOOKS = 16  # after the first batch, and after every 16-fold number of batches, checks whether workers have opened files
 TINY_NS = 2_000_000  # batches with more CPU time are left to workers, which run in parallel with the loop's own step
@@ -20,8 +21,6 @@ DELIVERY_NS = 50_000  # cost of a worker's batch to the loop, apart from waiting
 DEARER = 2  # epochs go back to workers if a batch takes this many times as long as a worker's batch took of the loop
 SLACK_NS = 300_000  # and at least this much longer
 SMALL_NS = 10_000_000  # an epoch with less work than this is cheaper than starting and ending workers
-
-MakeBatch = Callable[[int, Index], Batch]
 
 
 class BatchMaker(Enum):
