@@ -198,7 +198,8 @@ class Scheduler:
             due = self._tasks.find_due(self._active.__getitem__)
             if due is None:
                 if self._cursor is not None:
-                    self._cursor.end(self._tasks.due)
+                    self._cursor.next = self._tasks.due
+                    self._cursor.finished = True
                 raise StopIteration
             result = self._tasks.take_result(self._knobs.in_order)
             if result is not None and self._is_outdated(result):

@@ -197,11 +197,6 @@ class Cursor(SamplerReplay):
             self.delivered_early = {t for t in self.delivered_early if t >= self.next}
         self.delivered_early.add(task)
 
-    def end(self, task: int) -> None:
-        """Ends the epoch; ``task`` would have been the next."""
-        self.next = task
-        self.finished = True
-
     def record_worker_state(self, worker: int, batches: int, pickled: bytes | None) -> None:
         """Records the dataset state that a worker sent with the batch being delivered."""
         if pickled is not None:
