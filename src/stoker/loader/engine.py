@@ -211,7 +211,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
         from .auto import decide  # not every loader asks for it
 
         decide.begin(loader, state, method)
-    if loader.num_workers == 0 and not (state.place is not None and state.place.here):
+    if loader.num_workers == 0 and state.standby is None:
         if elsewhere(method) is not None:
             _warn_ignored(loader, "cluster nodes only assist local workers, and num_workers is 0", "worker_method")
         return _inline(loader, cursor, faults)
@@ -283,8 +283,6 @@ def _pool_or_inline(
 
 def _pool(loader: LoaderLike, state: LoaderState, cursor: Cursor, faults: Faults | None, method: str) -> PoolIter:
     state.leave_parent()
-    place = state.place
-    standby = (place.workers, place.prefetch or 2) if place is not None and place.here else None
     auto = isinstance(loader.num_workers, AutoWorkers)
     if not auto:
         loader.check_worker_number_rationality()  # type: ignore[attr-defined]
@@ -304,7 +302,7 @@ def _pool(loader: LoaderLike, state: LoaderState, cursor: Cursor, faults: Faults
         _name_reopened(loader.dataset, state.metrics.decisions)
     nodes = _nodes(loader, state)
     restarts = not threads and validate.restarts(loader)
-    keeps = not any((threads, nodes, standby, restarts, cursor.saved)) and state.keeps_workers > 0
+    keeps = not any((threads, nodes, state.standby, restarts, cursor.saved)) and state.keeps_workers > 0
     plan = PoolPlan(
         budget=budget(loader),
         slots=state.heaps if threads else state.arenas,
@@ -317,7 +315,7 @@ def _pool(loader: LoaderLike, state: LoaderState, cursor: Cursor, faults: Faults
         retreat=retreat,
         draws_late=state.own_workers == 0,
         nodes=nodes,
-        standby=standby,
+        standby=state.standby,
         late=None if threads or nodes is not None else state.late,
         helpers=state.helpers,
         drew=state.drew,

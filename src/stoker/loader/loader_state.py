@@ -82,6 +82,12 @@ class LoaderState:
         self.saved_parts = 0  # parts of the resumed run of an iterable dataset; else 0
         self.task_seeds = False  # the resumed run sets random state by task
 
+    @property
+    def standby(self) -> tuple[int, int] | None:
+        """Workers, and batches in flight for each, for an epoch that begins in this process; None for any other."""
+        place = self.place
+        return None if place is None or not place.here else (place.workers, place.prefetch or 2)
+
     def keep(self, since: object, kept: KeptWorkers) -> None:
         """Keeps workers for the next epoch. ``since``: ``kept_since`` when they were started."""
         if since is self.kept_since:

@@ -95,29 +95,29 @@ class PoolIter(_BaseDataLoaderIter):
         self._warn_idle(partition)
         knobs = self._knobs_of(loader, partition, int(prefetch or 1), plan)
         spec = self._spec_of(loader, knobs, partition, parts, plan)
-        workers, kept_pool, spec = self._workers_for(loader, spec, plan)
+        workers, kept, spec = self._workers_for(loader, spec, plan)
         if spec.num_workers < partition.workers:
             try:
                 knobs = replace(knobs, num_workers=self._take_fewer(spec, partition, bool(parts)))
             except BaseException:
                 workers.close()
                 raise
-        pool, make_batch = self._make_pool(workers, spec, plan, kept_pool)
+        pool, make_batch = self._make_pool(workers, spec, plan, kept)
         self._workers: list[Any] = workers.processes
         self._pss = workers.pss
         self._read_threads = workers.read_threads
         self._end = _End(pool, plan.helpers)
         self._close = weakref.finalize(self, self._end)
-        if kept_pool is not None and plan.kept is not None:
-            plan.kept.release()
+        if kept is not None:
+            kept.release()
         restarts = None
         if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch, plan.retreat)
         self._scheduler.here = plan.standby is not None
-        if plan.keep is not None and isinstance(workers, ProcessPool):
+        if plan.keep is not None:
             self._end.keep = functools.partial(_keep, plan, self._scheduler, workers, pool, spec)
-        if kept_pool is not None:
+        if kept is not None:
             self._scheduler.epoch = workers.epoch
         self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = loader.persistent_workers and not cursor.one_dataset
@@ -244,9 +244,9 @@ class PoolIter(_BaseDataLoaderIter):
 
     def _workers_for(
         self, loader: LoaderLike, spec: WorkerSpec, plan: PoolPlan
-    ) -> tuple[ProcessPool | ThreadPool, Pool | None, WorkerSpec]:
-        """Returns the workers, the pool around those of the loader's last iterator (None: they were started now), and
-        their final spec."""
+    ) -> tuple[ProcessPool | ThreadPool, KeptWorkers | None, WorkerSpec]:
+        """Returns the workers, those of the loader's last iterator (None: they were started now), and their final
+        spec."""
         if plan.kept is None or not plan.kept.can_serve(spec):
             workers, spec = self._start_workers(loader, spec, plan)
             return workers, None, spec
@@ -254,14 +254,14 @@ class PoolIter(_BaseDataLoaderIter):
         self._first_epoch = -1 - kept.workers.epoch  # the workers count their epochs on
         spec = replace(spec, part_epochs=self._first_epoch)
         kept.workers.begin_anew(spec)
-        return kept.workers, kept.pool, spec
+        return kept.workers, kept, spec
 
     def _make_pool(
-        self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan, kept: Pool | None
+        self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan, kept: KeptWorkers | None
     ) -> tuple[Pool, MakeBatch | None]:
         """Returns the pool for the scheduler, and the function that makes batches in this process; both pin if
         wanted."""
-        pool: Pool = kept or workers
+        pool: Pool = workers if kept is None else kept.pool
         if plan.nodes is not None and isinstance(workers, ProcessPool):
             try:
                 pool = plan.nodes.around(workers, spec)
@@ -438,10 +438,13 @@ def _draw_and_tell(indices: Iterator[Index], helpers: Helpers) -> Index:
     return drawn
 
 
-def _keep(plan: PoolPlan, scheduler: Scheduler, workers: ProcessPool, pool: Pool, spec: WorkerSpec) -> bool:
+def _keep(
+    plan: PoolPlan, scheduler: Scheduler, workers: ProcessPool | ThreadPool, pool: Pool, spec: WorkerSpec
+) -> bool:
     """Keeps the workers of an iterator whose batches were all delivered. A loop may not ask for more than these."""
     if plan.keep is None or sys.is_finalizing() or not scheduler.is_done or time.monotonic() >= plan.keep_until:
         return False
+    assert isinstance(workers, ProcessPool)
     plan.keep(KeptWorkers(workers, pool, spec))
     return True
 
