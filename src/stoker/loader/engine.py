@@ -68,10 +68,8 @@ def budget(loader: LoaderLike) -> Budget:
     ``budget``."""
     granted = resources.memory_of_rank()
     asked = getattr(loader, "budget", None)
-    if asked is None:
-        return Budget(lease_bytes=granted // LEASE_SHARE, flight_bytes=granted // LEASE_SHARE)
-    nbytes = parse_bytes(asked, granted)
-    return Budget(lease_bytes=nbytes, flight_bytes=nbytes, strict=True)
+    nbytes = granted // LEASE_SHARE if asked is None else parse_bytes(asked, granted)
+    return Budget(lease_bytes=nbytes, flight_bytes=nbytes, strict=asked is not None)
 
 
 def get_iterator(loader: LoaderLike) -> _BaseDataLoaderIter:

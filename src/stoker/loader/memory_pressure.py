@@ -65,12 +65,8 @@ class MemoryPressure:
         return f"{available >> 20:,} MB of memory are left, and {stalled:.0f} % of the time a task waits for memory"
 
 
-def shrinker(scheduler: Scheduler, workers: ProcessPool | ThreadPool) -> Callable[[], None]:
-    """Returns a function that reduces an iterator's memory. No batch changes. It holds no reference to the iterator."""
-
-    def shrink() -> None:
-        scheduler.make_one_ahead()
-        if isinstance(workers, ProcessPool):
-            workers.shrink()
-
-    return shrink
+def shrink(scheduler: Scheduler, workers: ProcessPool | ThreadPool) -> None:
+    """Reduces an iterator's memory. No batch changes."""
+    scheduler.make_one_ahead()
+    if isinstance(workers, ProcessPool):
+        workers.shrink()

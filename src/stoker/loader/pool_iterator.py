@@ -47,7 +47,7 @@ from ..workers.protocol import Helpers, Pool, WorkerReply, WorkerSpec, WorkersUs
 from ..workers.restart import Restarts  # not later: its import would compete with the workers for cores
 from ..workers.start_pool import start
 from .kept_workers import KeptWorkers
-from .memory_pressure import MemoryPressure, shrinker
+from .memory_pressure import MemoryPressure, shrink
 from .pin_thread import PinnedPool
 from .pool_plan import Partition, PoolPlan
 from .scheduler import MakeBatch, Scheduler, Tuner
@@ -119,7 +119,7 @@ class PoolIter(_BaseDataLoaderIter):
             self._end.keep = functools.partial(_keep, plan, self._scheduler, workers, pool, spec)
         if kept is not None:
             self._scheduler.epoch = workers.epoch
-        self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
+        self._pressure = MemoryPressure(functools.partial(shrink, self._scheduler, workers), metrics.decisions.append)
         stays = loader.persistent_workers and not cursor.one_dataset
         # shared memory is excluded: workers see its changes
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None
