@@ -31,7 +31,7 @@ from stoker.diagnosis.report.merge import merged, snapshots
 from stoker.diagnosis.report.schema import LoaderReport
 from stoker.sampling import seeding
 from stoker.transport.codec import Encoded, decode
-from stoker.transport.messages import INLINE, Kind, Message, Outbox, Reader, send
+from stoker.transport.messages import INLINE, Kind, Message, Outbox, Reader, pack, send
 from tests.contract.trace import canon
 from tests.helpers import pretend_device
 
@@ -159,7 +159,7 @@ def test_records_of_any_length_arrive_whole(sizes: list[int]) -> None:
 
 def test_the_end_of_a_pipe_and_rubbish() -> None:
     read, write = os.pipe()
-    send(write, Kind.END, 0, 0, 7)
+    send(write, pack(Kind.END, 0, 0, 7))
     reader = Reader(read)
     assert reader.feed()
     assert reader.ready.popleft().task == 7

@@ -15,6 +15,7 @@ import select
 import struct
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from ..core.errors import TransportError
@@ -69,11 +70,16 @@ def pack(
     meta: int = 0,
     times: Times = NO_TIMES,
     payload: bytes = b"",
-    flags: int = 0,
-) -> bytes:
-    """Packs one record into bytes; ``payload`` must fit ``INLINE``. Takes fields instead of a ``Message``, which would
-    cost a microsecond per batch on each side."""
-    return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
+) -> list[bytes]:
+    """Packs a message into the records that carry it; each is one atomic write. Takes fields instead of a ``Message``,
+    which would cost a microsecond per batch on each side."""
+    records = []
+    for at in range(0, len(payload) or 1, INLINE):
+        part = payload[at : at + INLINE]
+        flags = MORE if at + INLINE < len(payload) else 0
+        head = HEADER.pack(kind, flags, worker, len(part), slot, epoch, task, used, meta, *times)
+        records.append(head + part)
+    return records
 
 
 def unpack(packet: bytes) -> Message:
@@ -83,20 +89,6 @@ def unpack(packet: bytes) -> Message:
         raise TransportError(f"not a message: {len(packet)} bytes of kind {kind}")
     payload = packet[HEADER.size :]
     return Message(kind, worker, epoch, task, slot, used, meta, (times[0], times[1], times[2], times[3]), payload)
-
-
-def split(r: Message) -> list[bytes]:
-    """Splits a record into the atomic writes that carry it."""
-    payload = r.payload
-    if len(payload) <= INLINE:
-        return [pack(*r)]
-    kind, worker, epoch, task, slot, used, meta, times, _ = r
-    parts = []
-    for at in range(0, len(payload), INLINE):
-        part = payload[at : at + INLINE]
-        more = MORE if at + INLINE < len(payload) else 0
-        parts.append(pack(kind, worker, epoch, task, slot, used, meta, times, part, more))
-    return parts
 
 
 class Reader:
@@ -154,20 +146,18 @@ class Outbox:
         self, kind: int, worker: int, epoch: int = 0, task: int = 0, slot: int = -1, used: int = 0, payload: bytes = b""
     ) -> None:
         """Sends a record, or keeps it for ``flush``. Drops it if the worker has ended."""
-        if len(payload) <= INLINE:
-            parts = [pack(kind, worker, epoch, task, slot, used, 0, NO_TIMES, payload)]
-        else:
-            parts = split(Message(kind, worker, epoch, task, slot, used, payload=payload))
+        records = pack(kind, worker, epoch, task, slot, used, payload=payload)
         with self._lock:
             if self.waiting:
-                self.waiting.extend(parts)
+                self.waiting.extend(records)
                 return
-            for i, part in enumerate(parts):
+            for i, record in enumerate(records):
                 try:
-                    os.write(self.fd, part)
+                    os.write(self.fd, record)
                 except BlockingIOError:
-                    self._grow()
-                    self.waiting.extend(parts[i:])
+                    with contextlib.suppress(OSError):  # beyond the user's limit for pipes the outbox holds the rest
+                        fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+                    self.waiting.extend(records[i:])
                     return
                 except BrokenPipeError:
                     return
@@ -188,26 +178,8 @@ class Outbox:
                 self.waiting.popleft()
         return True
 
-    def _grow(self) -> None:
-        with contextlib.suppress(OSError):  # beyond the user's limit for pipes the outbox holds the rest
-            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
-
-def send(
-    fd: int,
-    kind: int,
-    worker: int,
-    epoch: int,
-    task: int,
-    slot: int = -1,
-    used: int = 0,
-    meta: int = 0,
-    times: Times = NO_TIMES,
-    payload: bytes = b"",
-) -> None:
-    """Writes a record to a blocking pipe, as atomic writes."""
-    if len(payload) <= INLINE:
-        os.write(fd, pack(kind, worker, epoch, task, slot, used, meta, times, payload))
-        return
-    for part in split(Message(kind, worker, epoch, task, slot, used, meta, times, payload)):
-        os.write(fd, part)
+def send(fd: int, records: Iterable[bytes]) -> None:
+    """Writes the records of a message to a blocking pipe."""
+    for record in records:
+        os.write(fd, record)

@@ -34,7 +34,7 @@ from ..sampling.generators import find_generators
 from ..sampling.shard import ShardStart, set_ranks
 from ..transport.arena import ALIGN, Arena
 from ..transport.codec import Encoded
-from ..transport.messages import INLINE, Kind, Message, Reader, send
+from ..transport.messages import INLINE, Kind, Message, Reader, pack, send
 from ..transport.slots import SlotWriter
 from ..transport.task_queue import take
 from . import hangs, native_threads, signals
@@ -315,7 +315,7 @@ class _ProcessWorker:
             self.phase = TaskPhase.BATCH
         if self.runner.exhausted:
             self.writer.cancel()
-            send(self.results, Kind.END, self.place, r.epoch, r.task)
+            send(self.results, pack(Kind.END, self.place, r.epoch, r.task))
             return
         if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
             self.writer.cancel()
@@ -333,7 +333,7 @@ class _ProcessWorker:
         slot, used, meta, payload = reply
         del data
         self.writer.sent()
-        send(self.results, Kind.BATCH, self.place, r.epoch, r.task, slot, used, meta, times, payload)
+        send(self.results, pack(Kind.BATCH, self.place, r.epoch, r.task, slot, used, meta, times, payload))
         if began > self.next_pss_ns:
             self._measure_memory()
 
