@@ -34,7 +34,7 @@ from ..staging.store.decode import stored_copy
 from ..staging.store.memory import Flag
 from ..staging.trial import TrialResult
 from ..workers.fetcher import is_plain
-from ..workers.native_threads import OneThread
+from ..workers.native_threads import one_thread
 from .applied_loader import Draws, applied_to
 from .cached_epochs import WORTH, Epoch
 
@@ -137,7 +137,6 @@ def why_other_bits(loader: LoaderLike) -> str:
     if torch.get_num_threads() == 1:
         return ""
     collate = loader.collate_fn if loader._auto_collation else None
-    one_thread = OneThread()
     count = len(loader.dataset)
     states = RandomState(find_generators(loader.dataset, loader.collate_fn))
     try:
@@ -151,7 +150,7 @@ def why_other_bits(loader: LoaderLike) -> str:
                 own = _made(loader.dataset, i, collate)
                 all_s, own_s = time.process_time() - began[0], time.thread_time() - began[1]
                 is_divided |= all_s > (1 + OTHERS_SHARE) * own_s
-                with one_thread:
+                with one_thread():
                     is_same = equal_bits(_made(loader.dataset, i, collate), own)
                 if not is_same:
                     return "the bits of its samples depend on the number of native threads, and a worker has one"

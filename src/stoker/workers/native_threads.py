@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,34 +67,29 @@ def cap_thread() -> None:
     ``torch.set_num_threads`` would also apply to threads made later, including the user's. The counts of OpenBLAS and
     OpenCV belong to the whole process and are left alone.
     """
-    torch.get_num_threads()  # torch sets a thread's count at its first call, which must not undo the cap below
+    torch.get_num_threads()  # sets the thread's count at its first call, which must not undo the cap below
     set_mkl(1)
     for pool in look().lib_controllers:
         if pool.user_api == "openmp":
             pool.set_num_threads(1)
 
 
-class OneThread:
-    """Context manager that limits the calling thread to one native thread, as in a worker: sums over large tensors and
-    matrix products are then accumulated in the same order. BLAS has one count for the whole process, so the script's
-    other threads are limited meanwhile as well."""
-
-    def __init__(self) -> None:
-        torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it
-        self._pools: list[threadpoolctl.LibController] = []
-        self._counts: list[int] = []
-        self._mkl = 0
-
-    def __enter__(self) -> None:
-        self._pools = look().lib_controllers  # a sample's code may have imported more
-        self._counts = [pool.get_num_threads() for pool in self._pools]
-        self._mkl = set_mkl(1)
-        for pool in self._pools:
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limits the calling thread to one native thread, as in a worker: sums over large tensors and matrix products are
+    then accumulated in the same order. BLAS has one count for the whole process, so the script's other threads are
+    limited meanwhile as well."""
+    torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it
+    pools = look().lib_controllers  # a sample's code may have imported more
+    counts = [pool.get_num_threads() for pool in pools]
+    mkl = set_mkl(1)
+    try:
+        for pool in pools:
             _set(pool, 1)
-
-    def __exit__(self, *_: object) -> None:
-        set_mkl(self._mkl)
-        for pool, count in zip(self._pools, self._counts, strict=True):
+        yield
+    finally:
+        set_mkl(mkl)
+        for pool, count in zip(pools, counts, strict=True):
             _set(pool, count)
 
 
