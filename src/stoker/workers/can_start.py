@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 
 import torch.multiprocessing
@@ -89,7 +90,8 @@ def thread_of_script() -> str:
     the locks that it holds would stay locked forever, and its later changes would be invisible."""
     frames = _frames_of_others()
     for thread in threading.enumerate():
-        if any(packages.is_users(f.f_code.co_filename) for f in _up(frames.get(thread.ident or 0))):
+        frame = frames.get(thread.ident or 0)
+        if frame is not None and any(packages.is_users(f.f_code.co_filename) for f, _ in walk_stack(frame)):
             return thread.name
     return ""
 
@@ -117,7 +119,7 @@ def _is_guard(test: ast.expr) -> bool:
 
 def _frames() -> Iterator[FrameType]:
     for frame in (sys._getframe(), *_frames_of_others().values()):
-        yield from _up(frame)
+        yield from (f for f, _ in walk_stack(frame))
 
 
 def _frames_of_others() -> dict[int, FrameType]:
@@ -126,9 +128,3 @@ def _frames_of_others() -> dict[int, FrameType]:
     frames = sys._current_frames()
     del frames[threading.get_ident()]
     return frames
-
-
-def _up(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

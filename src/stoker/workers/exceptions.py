@@ -54,14 +54,12 @@ def explain(error: BaseException, dataset: object, part: str = "") -> str:
         'stoker: while loading sample 4'
     """
     with contextlib.suppress(Exception):  # a dataset's attributes, and its __repr__, may do anything
-        frames = _frames(error.__traceback__)
+        frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
         ours = next((k for k, f in enumerate(frames) if not _is_engines(f)), len(frames))
         text = _collating(frames[:ours]) or _loading(frames, ours, dataset)
         transform = transform_of([f.f_code for f in frames[::-1]], known_transforms(dataset))
-        if transform and not text:
+        if not text and (transform or (part and ours < len(frames))):
             text = f"while loading {part or 'a sample'}"
-        elif part and not text and ours < len(frames):
-            text = f"while loading {part}"
         if text:
             return f"stoker: {text}" + (f", in the transform {transform}" if transform else "")
     return ""
@@ -195,14 +193,6 @@ def _both(kind: Any) -> Any:
     body["__reduce__"] = lambda self: (_made, (kind, self.args[0]))
     bases = (kind,) if issubclass(kind, RuntimeError) else (kind, RuntimeError)
     return type(kind)(RuntimeError.__name__, bases, body)
-
-
-def _frames(tb: TracebackType | None) -> list[FrameType]:
-    out = []
-    while tb is not None:
-        out.append(tb.tb_frame)
-        tb = tb.tb_next
-    return out
 
 
 def _is_engines(frame: FrameType) -> bool:

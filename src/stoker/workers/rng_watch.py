@@ -13,6 +13,7 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -39,18 +40,10 @@ T = TypeVar("T")
 DrawingCall = tuple[str, int, str]  # file, line and function of a call that may draw
 _QUIET = ("seed", "getstate", "setstate")
 _DRAWS = frozenset(name for name in dir(_numpy) if not name.startswith("_") and "state" not in name)
-_TORCH: tuple[str, ...] = (
-    "rand",
-    "normal",
-    "bernoulli",
-    "uniform_",
-    "multinomial",
-    "dropout",
-    "exponential_",
-    "poisson",
-    "binomial",
+_TORCH = (
+    *("rand", "normal", "bernoulli", "uniform_", "multinomial", "dropout", "poisson", "binomial"),
+    *("cauchy_", "exponential_", "geometric_"),
 )
-_TORCH += ("cauchy_", "geometric_")
 _LIBRARIES = (packages.torch(), *([] if _numpy is None else [packages.folder(np.__file__)]))
 
 CHANCE = "The order in which threads draw is not deterministic, so no seed reproduces it."
@@ -193,15 +186,13 @@ def _may_draw_from_numpy(frame: FrameType) -> bool:
     return any(it is np or it is np.random or getattr(it, "__self__", None) is _numpy for it in found)
 
 
+def _is_library(path: str) -> bool:
+    return path.startswith((*_LIBRARIES, "<")) or path == random.__file__
+
+
 def _name(inner: FrameType) -> str:
     """Names the innermost code that does not belong to a library."""
-    at: FrameType | None = inner
-    while at is not None:
-        path = at.f_code.co_filename
-        if not path.startswith(_LIBRARIES) and path != random.__file__ and not path.startswith("<"):
-            break
-        at = at.f_back
-    frame = at or inner
+    frame = next((f for f, _ in walk_stack(inner) if not _is_library(f.f_code.co_filename)), inner)
     code = frame.f_code
     owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     name = code.co_name
