@@ -19,12 +19,14 @@ from .collate import SlotCollate
 from .faults.guard import Ahead, FetchParts, Guard, OnSampleStart
 from .faults.policy import Failure, OnError
 from .gather import RowGather, Select
+from .protocol import WorkerSpec
 
 
 class BatchFetcher:
     """Fetches and collates for one worker and one epoch. The constructor calls ``iter()`` on an iterable dataset.
 
     Args:
+        dataset: as the worker has it; the others of its settings are in ``spec``.
         collate: writes to a slot and is timed.
         on_sample_start: see ``Guard``; None if positions are not needed.
         reads: loads samples of a batch with threads; None to load them one after the other.
@@ -32,31 +34,28 @@ class BatchFetcher:
 
     def __init__(
         self,
-        kind: int,
+        spec: WorkerSpec,
         dataset: Any,
-        auto_collation: bool,
         collate: SlotCollate,
-        drop_last: bool,
-        on_error: OnError | None = None,
-        on_sample_start: OnSampleStart | None = None,
-        reads: Ahead | None = None,
+        on_sample_start: OnSampleStart | None,
+        reads: Ahead | None,
     ) -> None:
         self._reads = reads
         self._collate = collate
         self._dataset = dataset
-        self._auto_collation = auto_collation
+        self._auto_collation = spec.auto_collation
         self.guard: Guard | None = None  # handles samples that fail; None to let errors through
         # nanoseconds spent on the last batch
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Index], Batch]
         self.fetcher: _IterableDatasetFetcher | None = None  # torch's, for an iterable dataset
-        if kind == _DatasetKind.Map:
-            self._run = _map(dataset, auto_collation, collate, reads)
-            if on_error is not None or on_sample_start is not None:
-                self._run = self.guard = self._guarded(on_error or OnError(), on_sample_start)
+        if spec.kind == _DatasetKind.Map:
+            self._run = _map(dataset, spec.auto_collation, collate, reads)
+            if spec.on_error is not None or on_sample_start is not None:
+                self._run = self.guard = self._guarded(spec.on_error or OnError(), on_sample_start)
         else:  # torch's own fetcher decides when an iterable has ended, and how drop_last applies
-            self.fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last)
+            self.fetcher = _DatasetKind.create_fetcher(spec.kind, dataset, spec.auto_collation, collate, spec.drop_last)
             self._run = self.fetcher.fetch
 
     def _guarded(self, on_error: OnError, on_sample_start: OnSampleStart | None) -> Guard:

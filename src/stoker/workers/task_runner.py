@@ -122,22 +122,12 @@ class TaskRunner:
             self._failed = self.error()
 
     def _begin(self) -> None:
-        spec = self.spec
-        on_sample_start = self._on_sample_start if spec.timed else None
+        on_sample_start = self._on_sample_start if self.spec.timed else None
         if self._reads is None and self._is_process:
             self._reads = self._read_threads(on_sample_start)
-        self._fetcher = BatchFetcher(
-            spec.kind,
-            self.dataset,
-            spec.auto_collation,
-            self.collate,
-            spec.drop_last,
-            spec.on_error,
-            on_sample_start,
-            self._reads,
-        )
+        self._fetcher = BatchFetcher(self.spec, self.dataset, self.collate, on_sample_start, self._reads)
         inner = self._fetcher.fetcher.dataset_iter if self._fetcher.fetcher is not None else None
-        self._sends_state = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
+        self._sends_state = self.spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
 
     def _read_threads(self, on_wait: OnSampleStart | None) -> ReadThreads | None:
         """Makes the threads that load samples, if samples are requested one by one. A ``Staged`` has its own."""
