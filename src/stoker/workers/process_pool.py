@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind
@@ -41,7 +40,7 @@ from . import health
 from .faults import exit_reason
 from .launch import SHORTAGES, Launcher
 from .process_table import ProcessTable
-from .protocol import Position, RetryTask, SeededTask, WorkerSpec, WorkerStatus, check_interval_s
+from .protocol import Position, RetryTask, SeededTask, WorkerSpec, WorkerStatus
 from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
@@ -77,6 +76,7 @@ class ProcessPool:
             spec = replace(spec, tokens=self._tokens)
         launcher = Launcher(context, spec)
         self.budget = budget
+        self.epoch = 0  # number of the epoch that was begun last
         self.finishing = False  # the task queue takes no more tasks
         self.dispensable = False  # the script's own process can also make the batches
         self._next_look = 0.0
@@ -90,11 +90,11 @@ class ProcessPool:
         self._next_add = 0.0
         self._closed = False
         self._has_private_tasks = False  # some worker has tasks in its own pipe besides the queue
-        self._epoch = 0
         self._parked = 0  # number of workers that may leave
         self._seeds: tuple[int, int] | None = None  # of an iterator other than the first; see ``SeededTask``
         self._queue = TaskQueue() if spec.shared else None
         self._table = ProcessTable(launcher, self._queue, arenas, locker)
+        self.processes = self._table.processes  # those that have not been joined
         self._workers = self._table.workers
         self._ready = self._table.ready
         try:
@@ -106,11 +106,6 @@ class ProcessPool:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def processes(self) -> list[BaseProcess]:
-        """All processes that have not been joined."""
-        return self._table.processes
 
     # -- starting and replacing workers
 
@@ -182,33 +177,25 @@ class ProcessPool:
 
     def _start(self, id_: int, place: int, reader: SlotReader) -> WorkerHandle:
         reader.arena.workers = self._count
-        reader.arena.epoch = self._epoch
+        reader.arena.epoch = self.epoch
         return self._table.start(id_, place, reader)
 
     # -- tasks
 
     def submit(self, worker: int | None, task: Task) -> None:
-        with self._until_closed():
-            self._submit(worker, task)
-
-    def _submit(self, worker: int | None, task: Task) -> None:
         indices = task.indices if self._seeds is None else SeededTask(*self._seeds, task.indices)
         payload = pickle.dumps(indices, protocol=5)
-        if worker is None:
+        with self._until_closed():
+            if worker is not None:
+                handle = self._workers[worker]
+                handle.given += 1
+                handle.outbox.put(Kind.TASK, worker, task.epoch, task.number, payload=payload)
+                return
             assert self._queue is not None
             self._queue.put(task.epoch, task.number, payload)
             if self._missing:
                 with self._lock:
                     self._add_missing()
-            return
-        handle = self._workers[worker]
-        handle.given += 1
-        handle.outbox.put(Kind.TASK, worker, task.epoch, task.number, payload=payload)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that was begun last."""
-        return self._epoch
 
     def begin_anew(self, spec: WorkerSpec) -> None:
         """From now on, the workers serve another iterator, whose workers would be started with ``spec``."""
@@ -235,7 +222,7 @@ class ProcessPool:
         return all(alive(w.process) for w in running) and (self._queue is not None or len(running) == n)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         payload = pickle.dumps(shared_seed)
         for worker in self._workers:
             if self._queue is not None:
@@ -324,7 +311,7 @@ class ProcessPool:
         """Returns how long to wait for results before the next check. Writes waiting tasks."""
         most = LOOK_S if self.dispensable else PARENT_POLL_S
         if self._spec.timed:
-            most = min(most, check_interval_s(self._spec.sample_timeout))
+            most = min(most, 0.5, max(0.01, self._spec.sample_timeout / 4))
         return most if self._flush() else min(most, FLUSH_S)
 
     def _check_locks(self) -> None:
@@ -384,7 +371,7 @@ class ProcessPool:
             self._table.stop_polling(worker.process.sentinel)
         how = "" if self._spec.restart else "it " + exit_reason.why(dead[0].process.exitcode, dead[0].reader.arena.pss)
         reason = self._table.launcher.failure() or how
-        raise health.died_error(dead, reason, self._epoch, self._queue is not None)
+        raise health.died_error(dead, reason, self.epoch, self._queue is not None)
 
     def _may_leave(self, worker: WorkerHandle) -> bool:
         """Whether a worker that has ended had been told to, and has answered all its tasks."""

@@ -180,11 +180,6 @@ class WorkerStatus(NamedTuple):
         return bool(self.stack)
 
 
-def check_interval_s(sample_timeout: float) -> float:
-    """Returns the seconds between two checks for samples that take too long."""
-    return min(0.5, max(0.01, sample_timeout / 4))
-
-
 class Result(Protocol):
     """The answer to one task."""
 
