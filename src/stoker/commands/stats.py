@@ -24,8 +24,7 @@ from ..core.terminal import counted, human_seconds, printable, table
 from ..core.types import JsonObject, LoaderLike
 from ..loader.auto.tasks import keys_of
 from ..loader.variant import as_loader, find
-from ..workers.faults.policy import Failure
-from ..workers.faults.sample_name import called
+from ..workers.faults.policy import Failure, called
 from . import arguments
 from .image_record import ImageRecord, joined, record_in
 from .sweep import Sweep

@@ -23,7 +23,7 @@ from ..core.garbage import no_collection
 from ..core.stacks import known_getters, known_transforms, transform_of
 from ..core.types import Attributes, Index
 from .collate import SlotCollate
-from .faults.sample_name import called
+from .faults.policy import called
 
 MAX_ATTRIBUTE = 1 << 16  # bytes; an exception's attributes that pickle to more are not sent
 SEQUENCES = (list, tuple)  # types that hold the indices of a batch

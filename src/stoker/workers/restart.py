@@ -30,8 +30,7 @@ from ..core.warn import warn_user
 from ..sampling.order import Task
 from ..transport.arena import TaskId
 from .faults import exit_reason
-from .faults.policy import Failure, plain
-from .faults.sample_name import called
+from .faults.policy import Failure, called, plain
 from .process_pool import ProcessPool
 from .protocol import RetryTask, WorkerSpec, WorkerStatus
 from .retries import MIN_DEATHS, Retries, task_id, try_again

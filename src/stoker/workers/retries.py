@@ -12,8 +12,7 @@ from ..core.types import Index
 from ..sampling.order import Task
 from ..transport.arena import TaskId
 from .faults import exit_reason
-from .faults.policy import Failure, plain
-from .faults.sample_name import called
+from .faults.policy import Failure, called, plain
 from .protocol import RetryTask, TaskPhase, WorkerSpec, WorkerStatus
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from ...core.metrics import LoaderMetrics
 from ...core.types import Batch, Index
 from ...core.warn import warn_user
 from . import quarantine
-from .policy import Failure, Partial
-from .sample_name import called
+from .policy import Failure, Partial, called
 
 DEFAULT_SHARE = 0.01  # of the samples may fail,
 DEFAULT_MIN = 10  # and at least this many of any dataset

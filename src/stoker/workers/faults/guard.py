@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ...core.dataset_tree import file_of
 from ...core.errors import SampleError, StokerError
 from ...core.types import Batch, Index, Sample
-from .policy import NOTHING, Failure, OnError, Partial, plain, summary
-from .sample_name import called
+from .policy import NOTHING, Failure, OnError, Partial, called, plain, summary
 
 OnSampleStart: TypeAlias = Callable[[int, int], None]
 """Called with the position in the task of the next sample to load, and 1. Or with -1 and the number of samples that are

@@ -20,6 +20,7 @@ from ...core.types import Batch, Index, LoaderLike, Sample
 
 ACTIONS = ("raise", "skip", "replace")
 MAX_ERROR = 300  # characters kept of an error
+MAX_INDEX = 200  # characters kept of an index's repr
 QUARANTINE = "stoker-quarantine.jsonl"
 
 
@@ -114,6 +115,18 @@ def plain(index: Index) -> int | str:
         return int(index.__index__())  # a NumPy integer, or a tensor with one element
     except Exception:
         return repr(index)[:MAX_ERROR]
+
+
+def called(index: Index, file: str) -> str:
+    """Returns the name of a sample for messages.
+
+    Example:
+        >>> called(17, "a.jpg"), called("k", "")
+        ('sample 17 (a.jpg)', "sample 'k'")
+    """
+    text = repr(index)
+    text = text if len(text) <= MAX_INDEX else text[:MAX_INDEX] + "..."
+    return f"sample {text}" + (f" ({file})" if file else "")
 
 
 def check(on_error: object, refill: object, max_errors: object) -> None:
