@@ -62,6 +62,7 @@ class RemotePool:
     def __init__(self, local: ProcessPool, nodes: Nodes, spec: WorkerSpec) -> None:
         self._local, self._nodes, self._spec = local, nodes, spec
         self.processes = local.processes
+        self.retire, self.resize, self.alive = local.retire, local.resize, local.alive
         self._owner = os.getpid()
         self._epoch = 0
         self._waiting: deque[Task] = deque()
@@ -99,15 +100,6 @@ class RemotePool:
             self._with_local.clear()
             self._ready.clear()
         self._local.resume(epoch, shared_seed)
-
-    def retire(self, worker: int) -> None:
-        self._local.retire(worker)
-
-    def resize(self, n: int) -> None:
-        self._local.resize(n)
-
-    def alive(self) -> int:
-        return self._local.alive()
 
     def finish(self) -> None:
         with self._nodes.lock:

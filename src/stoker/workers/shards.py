@@ -133,6 +133,7 @@ class ShardPool:
 
     def __init__(self, pool: Pool, shards: int, workers: int) -> None:
         self._pool, self._shards, self._workers = pool, shards, workers
+        self.resize, self.alive, self.finish, self.close = pool.resize, pool.alive, pool.finish, pool.close
         self._shard_of: dict[tuple[int, int], int] = {}
         self._open = set(range(shards))
 
@@ -150,15 +151,6 @@ class ShardPool:
         if not any(shard % self._workers == worker % self._workers for shard in self._open):
             self._pool.retire(worker % self._workers)
 
-    def resize(self, n: int) -> None:
-        self._pool.resize(n)
-
-    def alive(self) -> int:
-        return self._pool.alive()
-
-    def finish(self) -> None:
-        self._pool.finish()
-
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
         try:
             result = self._pool.receive(timeout, None if worker is None else worker % self._workers)
@@ -168,6 +160,3 @@ class ShardPool:
         if result is not None:
             result.worker = self._shard_of.pop((result.epoch, result.task), result.worker)
         return result
-
-    def close(self) -> None:
-        self._pool.close()
