@@ -14,7 +14,7 @@ even twice: the first answer counts. The scheduler determines the order. Ray car
 actors; it decides nothing about data.
 
 A dataset with a cache has one on each node, and nodes ask each other for cached samples (``cluster_cache``,
-``peer_link``). ``staged`` defines which part of the dataset is sent.
+``peer_link``).
 
 ``cluster`` connects and finds nodes, ``shipment`` packs what a node needs, ``checks`` compares versions and batches.
 """

@@ -36,7 +36,8 @@ from stoker.workers.faults import exit_reason
 from stoker.workers.process_pool import ProcessPool
 from stoker.workers.protocol import SeededTask
 
-from .shipment import NodeStore, Shipment, ShippedSpec
+from .cluster_cache import NodeCache
+from .shipment import Shipment, ShippedSpec
 
 POLL_S = 0.5  # how late the thread that reads results may notice that it must end
 CONNECT_S = 10.0
@@ -46,46 +47,28 @@ MAX_DEATHS = 8  # of workers without a batch in between; after more, the node is
 
 
 class Packed(NamedTuple):
-    """A batch as ``transport.codec`` encodes it.
+    """A batch as ``transport.codec`` encodes it."""
 
-    Attributes:
-        number: of its task.
-        meta, leaves: see ``transport.codec.decode``; ``leaves`` is an array of uint8, or bytes.
-        times: spent on the task on the node.
-    """
-
-    number: int
-    meta: bytes
-    leaves: Memory
-    times: Times
+    number: int  # of its task
+    meta: bytes  # see ``codec.decode``
+    leaves: Memory  # an array of uint8, or bytes
+    times: Times  # spent on the task on the node
 
 
 class Died(NamedTuple):
-    """A worker died while it did a task.
+    """A worker died while it did a task."""
 
-    Attributes:
-        number: of the task.
-        reason: how it died.
-    """
-
-    number: int
-    reason: str
+    number: int  # of the task
+    reason: str  # how it died
 
 
 class Facts(NamedTuple):
-    """What must be the same on both sides to get the same bits, and the node that reports it.
+    """What must be the same on both sides to get the same bits, and the node that reports it."""
 
-    Attributes:
-        host: the node's name.
-        pid: of the actor.
-        cores: number of cores that its processes may use.
-        versions: by name, of Python and of the packages that make batches.
-    """
-
-    host: str
-    pid: int
-    cores: int
-    versions: dict[str, str]
+    host: str  # the node's name
+    pid: int  # of the actor
+    cores: int  # number of cores that its processes may use
+    versions: dict[str, str]  # by name, of Python and of the packages that make batches
 
 
 def versions() -> dict[str, str]:
@@ -120,11 +103,7 @@ def _end_with(trainer: tuple[str, int]) -> None:
 
 
 class NodeWorkers:
-    """The actor of a node, called by ``nodes`` and ``pool``.
-
-    Args:
-        own_process: whether this process does nothing else.
-    """
+    """The actor of a node, called by ``nodes`` and ``pool``. ``own_process``: whether this process does nothing else."""
 
     def __init__(self, own_process: bool = True) -> None:
         if own_process:  # the fork server's interpreter would import the actor's main module, which is Ray's
@@ -137,7 +116,7 @@ class NodeWorkers:
         self._deaths = 0
         self._broken = ""
         self._reader: threading.Thread | None = None
-        self._caches: list[NodeStore] = []
+        self._caches: list[NodeCache] = []
         self._ports: list[int] = []
 
     def facts(self, packages: list[str], trainer: tuple[str, int] | None) -> Facts:
@@ -148,19 +127,12 @@ class NodeWorkers:
         return Facts(socket.gethostname(), os.getpid(), resources.read().cores, known)
 
     def start(self, key: str, shipment: Shipment, light: bytes, workers: int, host: str) -> list[int]:
-        """Replaces the workers by new ones for a dataset, and waits for the first of them.
+        """Replaces the workers by new ones for a dataset, and waits for the first of them: otherwise the first batch's
+        time would include the workers' imports.
 
-        Otherwise the first batch's time would include the workers' imports.
-
-        Args:
-            key: identifies the pickled dataset; calling again with the same key changes nothing.
-            shipment: what workers need.
-            light: the pickled specification without the user's objects.
-            workers: number of workers.
-            host: this node's address.
-
-        Returns:
-            For each cache of the dataset, the port at which other nodes may ask for samples; 0 if they may not.
+        ``key`` identifies the pickled dataset; calling again with the same key changes nothing. ``light``: the pickled
+        specification without the user's objects. ``host``: this node's address. Returns for each cache of the dataset
+        the port at which other nodes may ask for samples; 0 if they may not.
         """
         if key == self._key and not self._broken:
             return self._ports
@@ -194,17 +166,9 @@ class NodeWorkers:
     def make(
         self, key: str, round_: int, seeds: tuple[int, int], tasks: list[tuple[int, Index]]
     ) -> list[Packed | Died]:
-        """Runs tasks and waits for them.
-
-        Args:
-            key: the dataset that the workers must have been started for.
-            round_: number of the loader's epoch over all its iterators; tasks of earlier rounds are dropped.
-            seeds: the iterator's base seed, and the present epoch.
-            tasks: numbers and indices.
-
-        Raises:
-            RuntimeError: if these workers have been replaced, or cannot work.
-        """
+        """Runs tasks, given by number and indices, and waits for them. ``key``: see ``start``. ``round_``: number of
+        the loader's epoch over all its iterators; tasks of earlier rounds are dropped. ``seeds``: the iterator's base
+        seed, and the present epoch. Raises RuntimeError if these workers have been replaced, or cannot work."""
         base_seed, epoch = seeds
         futures: list[Future[Packed | Died]] = []
         with self._lock:

@@ -20,21 +20,24 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
 from stoker.core import packages
 from stoker.core.errors import UsageError, one_line
+from stoker.core.types import Attributes
+from stoker.staging.change_watch import Discards
 from stoker.staging.dataset import Staged
 from stoker.workers.protocol import WorkerSpec
 
-from .staged import for_nodes
+from .cluster_cache import CacheOfWorker, NodeCache, new_cache
 
 EXTRA = 'Ray is not installed: pip install "stoker[ray]"'
 MODULES_BYTES = 20 << 20  # limit for source files; more cannot be a script's own code
@@ -48,37 +51,16 @@ TRAVELS = re.compile(
 )
 
 
-class NodeStore(Protocol):
-    """A node's cache for a dataset, in memory that its workers share."""
-
-    def serve(self, host: str, secret: bytes) -> int:
-        """Answers other nodes that know the secret. Returns the port; 0 if they cannot ask."""
-
-    def set_peers(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Sets the nodes that may be asked for samples."""
-
-    def close(self) -> None:
-        """Stops answering."""
-
-
-NewCache: TypeAlias = Callable[[int], NodeStore | None]
-"""Makes a cache, given the number of ranks that have workers on a node; returns None if there is none."""
-
-
 class SpecPickle(NamedTuple):
-    """A pickled ``WorkerSpec``.
+    """A pickled ``WorkerSpec``."""
 
-    Attributes:
-        data: the pickle, in which each dataset with a cache has a number.
-        caches: by that number, the function that makes the cache on a node.
-    """
-
-    data: bytes
-    caches: list[NewCache]
+    data: bytes  # the pickle, in which each dataset with a cache has a number
+    # by that number, the function that makes the cache on a node, given the number of ranks that have workers there
+    caches: list[Callable[[int], NodeCache | None]]
 
 
 class Module(NamedTuple):
-    """A module of the script's own: its file name and source."""
+    """A module of the script's own."""
 
     file: str
     source: bytes
@@ -86,25 +68,15 @@ class Module(NamedTuple):
 
 @dataclass(frozen=True)
 class Shipment:
-    """A worker specification and the environment that it needs.
-
-    Attributes:
-        spec: the specification of the workers.
-        sources: by file, those of the script's main file and a notebook's cells, which nodes cannot import.
-        modules: files and sources of the script's own modules, by name.
-        paths: the trainer's ``sys.path``; entries that exist on the node are added.
-        folder: the trainer's working directory, which is used if it exists on the node.
-        variables: the trainer's environment variables that match ``TRAVELS``; set on the node if missing there.
-        secret: known only to holders of this shipment.
-    """
+    """A worker specification and the environment that it needs."""
 
     spec: SpecPickle
-    sources: dict[str, str]
-    modules: dict[str, Module]
-    paths: list[str]
-    folder: str
-    variables: dict[str, str]
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    sources: dict[str, str]  # by file, those of the script's main file and a notebook's cells: nodes cannot import them
+    modules: dict[str, Module]  # the script's own, by name
+    paths: list[str]  # the trainer's ``sys.path``; entries that exist on the node are added
+    folder: str  # the trainer's working directory, which is used if it exists on the node
+    variables: dict[str, str]  # of the trainer's environment, as ``TRAVELS``; set on the node if missing there
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))  # known only to holders of this shipment
 
     @classmethod
     def of(cls, pickled: SpecPickle) -> Shipment:
@@ -122,17 +94,14 @@ class Shipment:
 
 
 def pickled_spec(spec: WorkerSpec) -> SpecPickle:
-    """Pickles the specification for a node. An unchanged specification has the same pickle.
-
-    Raises:
-        UsageError: if it cannot be pickled, has a tensor on a device, or Ray is not installed.
-    """
+    """Pickles the specification for a node. An unchanged specification has the same pickle. Raises UsageError if it
+    cannot be pickled, has a tensor on a device, or Ray is not installed."""
     try:
         import cloudpickle
     except ImportError:
         raise UsageError(EXTRA) from None
 
-    caches: list[NewCache] = []
+    caches: list[Callable[[int], NodeCache | None]] = []
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, x: object) -> object:
@@ -143,9 +112,10 @@ def pickled_spec(spec: WorkerSpec) -> SpecPickle:
                 )
             if not isinstance(x, Staged):
                 return super().reducer_override(x)
-            make, new_cache = for_nodes(x)
-            caches.append(new_cache)
-            return _with_cache, (make, len(caches) - 1)
+            samples = x._samples if x.usable else 0
+            sites = None if x.split is None or x.split.memo is None else x.split.memo.sites
+            caches.append(partial(new_cache, samples, sites, x._budget))
+            return _on_node, (type(x), _without_contents(x, samples), len(caches) - 1)
 
     file = io.BytesIO()
     try:
@@ -157,18 +127,32 @@ def pickled_spec(spec: WorkerSpec) -> SpecPickle:
     return SpecPickle(file.getvalue(), caches)
 
 
-_caches: list[object] = []  # in a node's workers: the node's caches
+def _without_contents(staged: Staged, samples: int) -> Attributes:
+    """Returns the state of a dataset whose cache, if it has any samples, is made again on another machine."""
+    state = staged.__getstate__() | dict.fromkeys(("_store", "_table", "_folder"))
+    state |= {"_epoch": 0, "_first_epoch": 0}
+    state |= {"_discards": Discards(), "_epochs_are_announced": True}
+    state["cache"] = "ram" if samples else None  # also read by code that checks for changes
+    return state
 
 
-def _with_cache(make: Callable[[object], object], number: int) -> object:
-    return make(_caches[number])
+_caches: Sequence[CacheOfWorker | None] = ()  # in a node's workers: the node's caches
+
+
+def _on_node(cls: type[Staged], state: Attributes, number: int) -> Staged:
+    cache = _caches[number]
+    staged = object.__new__(cls)
+    memories = () if cache is None else cache.memories
+    staged.__setstate__({**state, "cache": state["cache"] if memories else None, "_memories": memories})
+    staged._filler.elsewhere = cache
+    return staged
 
 
 class ShippedSpec(WorkerSpec):
     """A specification with the dataset still pickled: workers unpickle it, the process that starts them does not."""
 
     shipment: Shipment
-    caches: list[NodeStore | None]
+    caches: list[NodeCache | None]
 
     @classmethod
     def of(cls, shipment: Shipment, light: WorkerSpec, num_workers: int) -> ShippedSpec:
@@ -194,12 +178,17 @@ def _nothing(samples: Any) -> Any:
 
 
 def _unpickle(
-    data: bytes, sources: dict[str, str], modules: dict[str, Module], caches: Sequence[object], num_workers: int
+    data: bytes,
+    sources: dict[str, str],
+    modules: dict[str, Module],
+    caches: list[CacheOfWorker | None],
+    num_workers: int,
 ) -> WorkerSpec:
+    global _caches
     for file, source in sources.items():
         _note_source(file, source)
     sys.meta_path.insert(0, _Importer(modules))
-    _caches[:] = caches
+    _caches = caches
     spec: WorkerSpec = pickle.loads(data)
     return replace(spec, num_workers=num_workers)
 
