@@ -50,27 +50,17 @@ class ClusterError(StokerError):
 
 
 class NodeInfo(NamedTuple):
-    """A node of the cluster.
+    """A node of the cluster."""
 
-    Attributes:
-        id: Ray's.
-        name: its host name and address, for messages.
-        cores: number of cores that Ray may use there.
-        host: its address.
-    """
-
-    id: str
-    name: str
-    cores: int
-    host: str
+    id: str  # Ray's
+    name: str  # its host name and address, for messages
+    cores: int  # number of cores that Ray may use there
+    host: str  # its address
 
 
 def checked_address(address: str) -> str:
     """Returns the address for ``ray.init``. If empty: ``RAY_ADDRESS``, or the cluster that this machine belongs to.
-
-    Raises:
-        UsageError: if it is the address of a Ray client.
-    """
+    Raises UsageError if it is the address of a Ray client."""
     address = address or os.environ.get("RAY_ADDRESS", "") or "auto"
     if address.startswith("ray://"):
         raise UsageError(
@@ -81,25 +71,14 @@ def checked_address(address: str) -> str:
 
 
 def check_installed() -> None:
-    """Checks that Ray is installed, without importing it.
-
-    Raises:
-        UsageError: if it is not.
-    """
+    """Raises UsageError if Ray is not installed. Does not import it."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(EXTRA)
 
 
 def connect(address: str, user: User) -> ModuleType:
-    """Joins the cluster. Returns the module ``ray``.
-
-    Args:
-        address: see ``checked_address``.
-        user: is told when the session ends.
-
-    Raises:
-        ClusterError: if there is no Ray, no cluster, or the object store is too small.
-    """
+    """Joins the cluster at ``address`` (see ``checked_address``). Returns the module ``ray``. ``user`` is told when the
+    session ends. Raises ClusterError if there is no Ray, no cluster, or the object store is too small."""
     with _lock:
         _users.add(user)
         try:
@@ -256,13 +235,7 @@ def other_nodes(ray: ModuleType) -> dict[str, NodeInfo]:
 
 
 def start_actor(ray: ModuleType, node: NodeInfo, calls: int) -> Actor:
-    """Starts an actor on a node.
-
-    Args:
-        ray: the module.
-        node: where to start it.
-        calls: number of calls that it answers concurrently.
-    """
+    """Starts an actor on a node. ``calls``: number of calls that it answers concurrently."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from .node import NodeWorkers

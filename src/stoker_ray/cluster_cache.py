@@ -59,7 +59,6 @@ def new_cache(samples: int, sites: int | None, asked: int, ranks: int) -> NodeCa
         samples: number of samples in the dataset; 0 for no cache.
         sites: number of call sites whose results are kept; None to keep samples.
         asked: bytes that the user grants on each machine; 0 for half of the free memory.
-        ranks: number of ranks.
     """
     budget = max(1, ram_budget() // ranks)
     with contextlib.suppress(OSError):
@@ -69,15 +68,10 @@ def new_cache(samples: int, sites: int | None, asked: int, ranks: int) -> NodeCa
 
 
 class Answer(NamedTuple):
-    """Samples in the form in which a store keeps them.
+    """Samples in the form in which a store keeps them."""
 
-    Attributes:
-        head: for each sample its index, its type, and the sizes of its leaves in bytes.
-        data: all leaves, one after the other.
-    """
-
-    head: list[tuple[int, str, list[int]]]
-    data: list[memoryview]
+    head: list[tuple[int, str, list[int]]]  # for each sample its index, its type, and the sizes of its leaves in bytes
+    data: list[memoryview]  # all leaves, one after the other
 
     def send(self, link: Link) -> None:
         """Sends the length of the head, the head as JSON, and the leaves."""
@@ -86,7 +80,6 @@ class Answer(NamedTuple):
 
     @classmethod
     def receive(cls, link: Link) -> Answer:
-        """Receives an answer."""
         message = link.receive()
         (length,) = LENGTH.unpack(message[: LENGTH.size])
         end = LENGTH.size + length
@@ -104,13 +97,9 @@ class Answer(NamedTuple):
 
 
 class NodeCache:
-    """The cache, in the actor. Pickling it for a worker sends the memory and the means to ask other nodes.
-
-    Args:
-        memories: of the store, and of the table of calls if calls are kept. Calls have different numbers on each node,
-            so other nodes are not asked for them.
-        samples: number of samples in the dataset.
-    """
+    """The cache of a dataset with ``samples`` samples, in the actor. Pickling it for a worker sends the memory and the
+    means to ask other nodes. ``memories``: of the store, and of the table of calls if calls are kept. Calls have
+    different numbers on each node, so other nodes are not asked for them."""
 
     def __init__(self, memories: tuple[MemoryTables, ...], samples: int) -> None:
         self._memories = memories
@@ -291,12 +280,8 @@ def _end(connection: socket.socket) -> None:
 
 
 class CacheOfWorker:
-    """The same cache in a worker.
-
-    Args:
-        memories: of the store, and of the table of calls.
-        door: socket through which the actor receives connections; None to not ask other nodes.
-    """
+    """The same cache in a worker. ``door``: socket through which the actor receives connections; None to not ask other
+    nodes."""
 
     def __init__(self, memories: tuple[MemoryTables, ...], door: Fd | None) -> None:
         self.memories = memories
@@ -310,11 +295,7 @@ class CacheOfWorker:
 
     def fetch(self, missing: Sequence[int], part_s: float) -> Samples:
         """Returns those of these samples that other nodes have. Pauses asking if it does not pay (``PAYS``).
-
-        Args:
-            missing: indices.
-            part_s: seconds to make one sample; 0.0 if unknown.
-        """
+        ``part_s``: seconds to make one sample; 0.0 if unknown."""
         if self._door is None or not missing:
             return {}
         if self._left:

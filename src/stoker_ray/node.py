@@ -103,7 +103,7 @@ def _end_with(trainer: tuple[str, int]) -> None:
 
 
 class NodeWorkers:
-    """The actor of a node, called by ``nodes`` and ``pool``. ``own_process``: whether this process does nothing else."""
+    """The actor of a node, called by ``nodes`` and ``pool``. ``own_process``: this process does nothing else."""
 
     def __init__(self, own_process: bool = True) -> None:
         if own_process:  # the fork server's interpreter would import the actor's main module, which is Ray's

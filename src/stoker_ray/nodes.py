@@ -127,31 +127,20 @@ class Nodes:
     Args:
         address: of the cluster, see ``cluster.checked_address``.
         slot_bytes: memory that batches from nodes may take here.
-
-    Attributes:
-        nodes: by Ray's id.
-        lock: must be held to read or change them.
-        key: identifies the dataset that they work on.
-        round: counts the epochs of all the loader's iterators; nodes work for the latest.
-        store_bytes: size of this machine's object store.
-        messages: for the user, not shown yet.
-        answers: answered calls with their futures, including those of earlier iterators. Ray's threads append to it.
-        lost: calls of nodes that are no longer used.
-        wake: set when a node has started or answered.
-        slots: memory for batches from nodes.
     """
 
     def __init__(self, address: str, slot_bytes: int) -> None:
-        self.nodes: dict[str, RayNode] = {}
-        self.lock = threading.RLock()
-        self.key = ""
-        self.round = 0
-        self.messages: deque[str] = deque()
+        self.nodes: dict[str, RayNode] = {}  # by Ray's id
+        self.lock = threading.RLock()  # must be held to read or change them
+        self.key = ""  # identifies the dataset that they work on
+        self.round = 0  # counts the epochs of all the loader's iterators; nodes work for the latest
+        self.messages: deque[str] = deque()  # for the user, not shown yet
+        # answered calls with their futures, also those of earlier iterators; Ray's threads append to it
         self.answers: deque[tuple[NodeRequest, Any]] = deque()
-        self.lost: deque[NodeRequest] = deque()
-        self.wake = Wake()
-        self.slots = HeapWriter(slot_bytes)
-        self.store_bytes = 0
+        self.lost: deque[NodeRequest] = deque()  # calls of nodes that are no longer used
+        self.wake = Wake()  # set when a node has started or answered
+        self.slots = HeapWriter(slot_bytes)  # memory for batches from nodes
+        self.store_bytes = 0  # size of this machine's object store
         self._beacon: socket.socket | None = None  # shows nodes when this process has ended
         self._address = cluster.checked_address(address)
         self._ray: ModuleType  # set by the thread, which makes all nodes
@@ -165,11 +154,8 @@ class Nodes:
         self._thread: threading.Thread | None = None
 
     def begin(self, spec: WorkerSpec) -> None:
-        """Prepares for a new iterator: packs what it needs. Nodes restart their workers if that has changed.
-
-        Raises:
-            UsageError: if Ray is not installed, or the dataset cannot be pickled.
-        """
+        """Prepares for a new iterator: packs what it needs. Nodes restart their workers if that has changed. Raises
+        UsageError if Ray is not installed, or the dataset cannot be pickled."""
         if self._thread is None:
             cluster.check_installed()
         neutral = replace(spec, base_seed=0, part_epochs=0, restart=True, shared=True, num_workers=1)
@@ -380,11 +366,7 @@ class Nodes:
 
 
 def check_dataset(spec: WorkerSpec) -> None:
-    """Checks that other nodes can help with this dataset.
-
-    Raises:
-        UsageError: if they cannot; says why.
-    """
+    """Raises UsageError, which says why, if other nodes cannot help with this dataset."""
     if not spec.shared:
         raise UsageError("the parts of an iterable dataset belong to workers, and workers on other nodes share tasks")
     if spec.tell > 0:

@@ -48,30 +48,20 @@ SMALL = 64 << 10  # bytes; smaller answers are decoded at once, because they may
 
 
 class RemotePool:
-    """Worker processes here and on the nodes of a cluster.
-
-    Args:
-        local: the workers on this machine.
-        nodes: the other nodes, which come and go.
-        spec: the specification of all workers.
-
-    Attributes:
-        processes: the local worker processes.
-    """
+    """Worker processes here (``local``), and on the other nodes of a cluster, which come and go."""
 
     def __init__(self, local: ProcessPool, nodes: Nodes, spec: WorkerSpec) -> None:
         self._local, self._nodes, self._spec = local, nodes, spec
-        self.processes = local.processes
+        self.processes = local.processes  # on this machine
         self.retire, self.resize, self.alive = local.retire, local.resize, local.alive
         self._owner = os.getpid()
         self._epoch = 0
         self._waiting: deque[Task] = deque()
         self._with_local: dict[int, Task] = {}
         self._ready: deque[Result] = deque()
-        self._probes: dict[
-            int, list[tuple[RayNode, dict[str, str]]]
-        ] = {}  # by task number: digests of the nodes' batches
-        self._probed_here: dict[int, dict[str, str]] = {}  # by task number: of the same batches made here
+        # by task number: digests of the nodes' batches, and of the same batches made here
+        self._probes: dict[int, list[tuple[RayNode, dict[str, str]]]] = {}
+        self._probed_here: dict[int, dict[str, str]] = {}
         self._batch_bytes = 0
         self._next_tick = 0.0
         self._finishing = False
@@ -114,8 +104,9 @@ class RemotePool:
                 if self._has_nodes:
                     self._take_answers()
                     self._repeat_late()
-                else:
-                    self._leave_nodes()
+                else:  # another iterator has begun, and nodes work for that
+                    while self._calls:
+                        self._repeat(self._calls.pop())
                 if not self._ready:
                     self._dispatch()
                 self._finish_local()
@@ -141,11 +132,6 @@ class RemotePool:
     def _has_nodes(self) -> bool:
         """Whether nodes work for this iterator: they work for the loader's latest one."""
         return self._round == self._nodes.round
-
-    def _leave_nodes(self) -> None:
-        """Once another iterator has begun, repeats here the tasks that nodes had for this one."""
-        while self._calls:
-            self._repeat(self._calls.pop())
 
     # -- dispatching tasks
 
