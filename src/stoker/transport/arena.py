@@ -104,12 +104,8 @@ class Arena:
         self._memory = view
         if not self._file_end:
             self._file_end = HEADER_BYTES
-        self._close = weakref.finalize(self, os.close, fd)
-        self._close.atexit = False  # process exit closes it anyway
-
-    def close(self) -> None:
-        """Closes the file at once. Mappings stay valid."""
-        self._close()
+        self.close = weakref.finalize(self, os.close, fd)  # closes the file at once; mappings stay valid
+        self.close.atexit = False  # process exit closes it anyway
 
     @property
     def current_task(self) -> TaskId | None:
@@ -205,11 +201,8 @@ class Arena:
 def progress(path: str) -> WorkerProgress | None:
     """Reads the progress of another process's worker from the path of its arena under ``/proc``. None if no worker has
     started in that memory. Raises OSError if the file is gone or may not be read."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        control = os.pread(fd, _CONTROL_BYTES, 0)
-    finally:
-        os.close(fd)
+    with open(path, "rb", buffering=0) as file:
+        control = file.read(_CONTROL_BYTES)
     if len(control) < _CONTROL_BYTES:
         return None
     seen = Arena.__new__(Arena)  # backed by the copy just read

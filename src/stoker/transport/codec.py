@@ -119,7 +119,10 @@ class _BatchPickler(pickle.Pickler):
         if type(obj) is torch.Tensor and _plain(obj):
             if obj.requires_grad and not obj.is_leaf:
                 torch_reductions.reduce_tensor(obj)  # raises torch's error
-            return _leaf, (self._add(obj),)
+            if obj.is_conj() or obj.is_neg():
+                obj = obj.resolve_conj().resolve_neg()
+            self.tensors.append(obj)
+            return _leaf, (len(self.tensors) - 1,)
         if isinstance(obj, torch.storage.TypedStorage) and obj._untyped_storage.device.type == "cpu":
             return _typed_storage, (_bytes_of(obj._untyped_storage), _CODES[obj.dtype])
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
@@ -129,12 +132,6 @@ class _BatchPickler(pickle.Pickler):
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
             return _array(obj)
         return NotImplemented
-
-    def _add(self, t: torch.Tensor) -> int:
-        if t.is_conj() or t.is_neg():
-            t = t.resolve_conj().resolve_neg()
-        self.tensors.append(t)
-        return len(self.tensors) - 1
 
 
 class _BatchUnpickler(pickle.Unpickler):

@@ -209,12 +209,9 @@ class SlotReader:
         self.release(slot)
 
     def shrink(self) -> None:
-        """Makes the worker return the memory of free slots to the system, before it fills the next one."""
+        """Makes the worker return the memory of free slots to the system, before it fills the next one. Unmaps slots
+        that neither consumer nor device uses; they are mapped again when leased."""
         self.arena.trim_requests += 1
-        self.unmap_unused()
-
-    def unmap_unused(self) -> None:
-        """Unmaps slots that neither consumer nor device uses; they are mapped again when leased."""
         for slot in list(self._maps):
             if slot not in self.leases and slot not in self._read_by_device:
                 del self._maps[slot]
@@ -272,19 +269,13 @@ class SlotReader:
 _readers: set[weakref.ref[SlotReader]] = set()
 
 
-class _Forks(threading.local):
-    """Per thread: whether its fork is stoker's own. Another thread may fork for the user meanwhile."""
-
-    own = False  # this thread is starting one of stoker's processes
-
-
-_forks = _Forks()
+_forks = threading.local()  # ``own``: this thread starts a process of stoker's. Another may fork for the user meanwhile
 
 
 @contextmanager
 def own_fork() -> Iterator[None]:
     """Wraps the start of stoker's own processes, which never read leased slots."""
-    before, _forks.own = _forks.own, True
+    before, _forks.own = getattr(_forks, "own", False), True
     try:
         yield
     finally:
@@ -293,7 +284,7 @@ def own_fork() -> Iterator[None]:
 
 def _forks_for_user() -> None:
     # torch's batches survive a fork because their memory is never reused; so do those that a child can see here.
-    if not _forks.own:
+    if not getattr(_forks, "own", False):
         for ref in _readers.copy():
             reader = ref()
             if reader is not None:

@@ -13,7 +13,7 @@ import time
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,24 +22,14 @@ from torch.utils.data._utils import collate as torch_collate
 from ..core.types import Batch, Sample
 from ..transport.arena import ALIGN
 from ..transport.messages import INLINE
-from ..transport.slots import Bytes
+
+if TYPE_CHECKING:
+    from ..transport.slots import SlotWriter
+    from ..transport.thread_slots import HeapWriter
 
 CollateMap: TypeAlias = dict[type | tuple[type, ...], Callable[..., Batch]]
 _stock = torch_collate.default_collate_fn_map[torch.Tensor]
 _here = threading.local()
-
-
-class Writer(Protocol):
-    """Writes a worker's slots: ``SlotWriter`` or ``HeapWriter`` in ``transport``."""
-
-    used: int
-
-    @property
-    def whole(self) -> Bytes | None: ...
-    def take(self, nbytes: int) -> bool: ...
-    def room(self, nbytes: int) -> int | None: ...
-    def sent(self) -> None: ...
-    def cancel(self) -> None: ...
 
 
 def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
@@ -99,7 +89,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tenso
 class SlotCollate:
     """Calls the user's collate function with a slot for the tensors that ``default_collate`` stacks."""
 
-    def __init__(self, collate_fn: Callable[[Any], Batch], writer: Writer, batched: bool) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Batch], writer: SlotWriter | HeapWriter, batched: bool) -> None:
         self.fn = collate_fn
         self._writer = writer
         self._batched = batched
