@@ -80,9 +80,7 @@ class ForkServer:
             while key not in known:
                 if self._socket.fileno() < 0:
                     return None  # it has been closed
-                poll = select.poll()
-                poll.register(self._socket, select.POLLIN)
-                if not poll.poll(None if timeout is None else timeout * 1000):
+                if not _is_readable(self._socket.fileno(), timeout):
                     return None
                 try:
                     message = self._socket.recv(MESSAGE_BYTES)
@@ -129,6 +127,13 @@ class ForkServer:
             self.process.join()
 
 
+def _is_readable(fd: int, timeout: float | None) -> bool:
+    """Waits until a descriptor can be read, or has been closed at its other end."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
+
+
 class RemoteProcess:
     """A worker process forked by the fork server; looks like ``multiprocessing.Process``."""
 
@@ -167,10 +172,7 @@ class RemoteProcess:
         self._signal(signal.SIGKILL)
 
     def _wait(self, timeout: float | None) -> bool:
-        if not self._ended:
-            poll = select.poll()
-            poll.register(self.sentinel, select.POLLIN)
-            self._ended = bool(poll.poll(None if timeout is None else timeout * 1000))
+        self._ended = self._ended or _is_readable(self.sentinel, timeout)
         return self._ended
 
     def _signal(self, number: int) -> None:

@@ -134,11 +134,9 @@ class WorkerSpec:
 
     def place(self, part: int) -> ShardStart:
         """Returns where a part of an iterable dataset started. For a map-style dataset, parts are workers."""
-        return (
-            self.places[part]
-            if self.places
-            else ShardStart(part, self.shards or self.num_workers, self.base_seed, None)
-        )
+        if self.places:
+            return self.places[part]
+        return ShardStart(part, self.shards or self.num_workers, self.base_seed, None)
 
     @property
     def timed(self) -> bool:

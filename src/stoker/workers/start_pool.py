@@ -46,10 +46,8 @@ def start(
             while len(arenas) > spec.num_workers:
                 arenas.pop().arena.close()  # the shortage may be of descriptors
     if spec.num_workers != wanted:
-        same = (
-            ""
-            if spec.task_seeds or parts
-            else (" Random augmentation depends on the number of workers, so it differs.")
-        )
-        warn_user(f"{spec.num_workers} workers instead of {wanted}, because no more can be started: {reason}.{same}")
+        text = f"{spec.num_workers} workers instead of {wanted}, because no more can be started: {reason}."
+        if not (spec.task_seeds or parts):
+            text += " Random augmentation depends on the number of workers, so it differs."
+        warn_user(text)
     return pool, spec
