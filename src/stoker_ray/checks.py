@@ -18,14 +18,8 @@ LOOKED_AT = 40  # maximum number of packages whose versions are compared
 
 
 def digests(batch: object) -> dict[str, str]:
-    """Returns a hash of each part of a batch, by its place: of its type, dtype, shape, and the bytes of all values.
-
-    Example:
-        >>> digests([torch.zeros(2), "a"]) == digests([torch.zeros(2), "a"])
-        True
-        >>> list(digests([torch.zeros(2), ["a"]]))
-        ['batch', 'batch[0]', 'batch[1]', 'batch[1][0]']
-    """
+    """Returns a hash of each part of a batch, by its place (``batch[1][0]``): of its type, dtype, shape, and the bytes
+    of all values."""
     return {place: hashlib.sha256(described).hexdigest() for place, described in _parts(batch, "batch")}
 
 

@@ -122,12 +122,8 @@ class Wake:
 
 
 class Nodes:
-    """The nodes that one loader uses.
-
-    Args:
-        address: of the cluster, see ``cluster.checked_address``.
-        slot_bytes: memory that batches from nodes may take here.
-    """
+    """The nodes that one loader uses. ``address``: of the cluster, see ``cluster.checked_address``. ``slot_bytes``:
+    memory that batches from nodes may take here."""
 
     def __init__(self, address: str, slot_bytes: int) -> None:
         self.nodes: dict[str, RayNode] = {}  # by Ray's id

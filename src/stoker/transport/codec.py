@@ -278,12 +278,8 @@ class Encoded:
 
 
 def decode(meta: bytes, memory: Memory) -> Batch:
-    """Reassembles an object. Its tensors and arrays are views of ``memory`` and keep it alive.
-
-    Args:
-        meta: an ``Encoded.meta``.
-        memory: a writable buffer that begins with the leaves.
-    """
+    """Reassembles an object from its ``Encoded.meta`` and a writable buffer that begins with the leaves. Its tensors
+    and arrays are views of that buffer and keep it alive."""
     known = _decoded_meta.get(meta)
     if known is None:
         n = 4 + int.from_bytes(meta[:4], "little")

@@ -34,25 +34,8 @@ _SUBSET = packages.torch_file("utils", "data", "dataset.py")
 
 
 def explain(error: BaseException, dataset: object, part: str = "") -> str:
-    """Describes which sample an error came from, its file if the dataset lists files, and the transform.
-
-    Returns "" if the traceback does not show it.
-
-    Args:
-        error: with its traceback.
-        dataset: the loader's.
-        part: named if no sample can be, for instance "batch 7".
-
-    Example:
-        >>> class Odd:
-        ...     def __getitem__(self, i):
-        ...         return 1 // (i % 2)
-        >>> try:
-        ...     Odd()[4]
-        ... except ZeroDivisionError as e:
-        ...     explain(e, Odd())
-        'stoker: while loading sample 4'
-    """
+    """Describes which sample an error came from, its file if the dataset lists files, and the transform; "" if the
+    traceback does not show it. ``part`` is named if no sample can be, for instance "batch 7"."""
     with contextlib.suppress(Exception):  # a dataset's attributes, and its __repr__, may do anything
         frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
         ours = next((k for k, f in enumerate(frames) if not _is_engines(f)), len(frames))
@@ -86,12 +69,7 @@ class Caught(ExceptionWrapper):
     Does what torch's wrapper does, and also leaves out the engine's frames, adds the line from ``explain``, and keeps
     those attributes of the exception that can be pickled. If the exception's constructor needs other arguments, torch
     raises RuntimeError; this class raises a subclass of both types. A class that cannot be pickled is sent as its
-    nearest picklable base class.
-
-    Args:
-        where: for instance "in DataLoader worker process 0".
-        dataset: the loader's.
-        part: see ``explain``.
+    nearest picklable base class. ``where``: for instance "in DataLoader worker process 0"; ``part``: see ``explain``.
     """
 
     exc_type: type[BaseException]

@@ -29,12 +29,9 @@ def select(tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]
 
 
 class RowGather:
-    """Makes the batches of a dataset that ``fits`` by ``index_select``.
-
-    Args:
-        loop: makes a batch as torch does; used for the first batch, and for any that cannot be gathered.
-        select: returns rows of tables; a worker's version puts them into a slot.
-    """
+    """Makes the batches of a dataset that ``fits`` by ``index_select``. ``loop`` makes a batch as torch does: the first
+    batch, and any that cannot be gathered. ``select`` returns rows of tables; a worker's version puts them into a
+    slot."""
 
     def __init__(self, dataset: Any, loop: Callable[[list[Index]], Batch], select: Select = select) -> None:
         self._subset = dataset if type(dataset) is Subset else None

@@ -9,9 +9,6 @@ The path of a task:
 3. parent, ``receive``: waits for records of all workers, and meanwhile checks for deaths and hangs (``health``).
 4. parent, ``Received.take``: decodes the batch in place (``lease_or_copy``). ``transport.slots`` explains when its
    memory is free again.
-
-``launch`` starts a process, ``process_table`` keeps the processes and their pipes, ``restart`` reassigns a dead
-worker's tasks.
 """
 
 from __future__ import annotations

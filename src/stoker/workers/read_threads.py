@@ -56,7 +56,6 @@ class ReadThreads:
     Args:
         objects: the dataset, and other objects that loading uses.
         threads: number of threads; None to decide by measuring, and only if loading is known to be safe.
-        same: whether two samples are equal.
         on_wait: see ``faults.guard``; called before each wait for a sample.
     """
 

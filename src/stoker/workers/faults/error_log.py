@@ -20,12 +20,7 @@ MAX_NAMED = 5  # samples in a message
 
 
 def bound(max_errors: int | float | None, samples: int | None) -> int:
-    """Returns how many samples may fail.
-
-    Example:
-        >>> bound(None, 50_000), bound(None, 100), bound(0.5, 8), bound(3, None)
-        (500, 10, 4, 3)
-    """
+    """Returns how many samples may fail."""
     if isinstance(max_errors, int):
         return max_errors
     share = DEFAULT_SHARE if max_errors is None else max_errors
@@ -37,11 +32,7 @@ class ErrorLog:
     """The failed samples of one loader, over all its epochs. A sample counts once, however often it fails.
 
     Samples are counted when batches are delivered, in the sampler's order. So the batch at which the limit is exceeded
-    does not depend on the number of workers.
-
-    Args:
-        max_errors: see ``bound``.
-        path: of the quarantine file; None to write none.
+    does not depend on the number of workers. ``path``: of the quarantine file; None to write none.
     """
 
     def __init__(self, samples: int | None, max_errors: int | float | None, path: str | None, dataset: str) -> None:

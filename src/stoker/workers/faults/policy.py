@@ -118,12 +118,7 @@ def plain(index: Index) -> int | str:
 
 
 def called(index: Index, file: str) -> str:
-    """Returns the name of a sample for messages.
-
-    Example:
-        >>> called(17, "a.jpg"), called("k", "")
-        ('sample 17 (a.jpg)', "sample 'k'")
-    """
+    """Returns the name of a sample for messages: ``sample 17 (a.jpg)``."""
     text = repr(index)
     text = text if len(text) <= MAX_INDEX else text[:MAX_INDEX] + "..."
     return f"sample {text}" + (f" ({file})" if file else "")
