@@ -11,7 +11,7 @@ from ..core.types import Batch, Index, MapDataset
 from ..sampling.order import Task
 from ..sampling.shard import ShardStart
 from ..transport.arena import TaskId
-from ..transport.messages import Times
+from ..transport.messages import NO_TIMES, Times
 from .faults.policy import Failure, OnError
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ class LateDataset(Protocol):
     is_here: bool
 
     def ask(self) -> bool: ...
-
     def read(self, dataset: MapDataset) -> MapDataset | None: ...
 
 
@@ -82,7 +81,6 @@ class Helpers(Protocol):
     """Processes that make parts of coming batches beside the workers: ``staging.fill_ahead``."""
 
     def ask(self, indices: Index) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -91,7 +89,6 @@ class SharedFlag(Protocol):
 
     @property
     def is_up(self) -> bool: ...
-
     def raise_it(self) -> None: ...
 
 
@@ -215,19 +212,14 @@ class LocalBatch:
         self.data = None
 
 
-class Lost:
+class Lost(LocalBatch):
     """The answer to a task whose batch cannot be made."""
 
-    ended, nbytes, times = False, 0, (0, 0, 0, 0)
-
     def __init__(self, worker: int, epoch: int, task: int, error: Exception) -> None:
-        self.worker, self.epoch, self.task, self._error = worker, epoch, task, error
+        super().__init__(worker, epoch, task, False, NO_TIMES, 0, error)
 
     def take(self) -> Batch:
-        raise self._error
-
-    def drop(self) -> None:
-        pass
+        raise self.data
 
 
 class Pool(Protocol):

@@ -17,6 +17,7 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from ..core import packages
@@ -24,13 +25,7 @@ from ..core.random_state import get_state
 from ..core.warn import warn_user
 from ..sampling.generators import Found, in_words
 
-try:
-    import numpy as np
-
-    _numpy: Any = np.random.mtrand._rand
-except (ModuleNotFoundError, AttributeError):
-    _numpy = None
-
+_numpy: Any = np.random.mtrand._rand
 FIRST_TASKS = 2  # tasks of each worker that are watched
 MAX_WATCHED = 64  # watched tasks in all after which newly made generators no longer restart the watch
 REWATCH_S = 1.0  # then at least this long between watched tasks: an augmentation may start in a later epoch,
@@ -44,7 +39,7 @@ _TORCH = (
     *("rand", "normal", "bernoulli", "uniform_", "multinomial", "dropout", "poisson", "binomial"),
     *("cauchy_", "exponential_", "geometric_"),
 )
-_LIBRARIES = (packages.torch(), *([] if _numpy is None else [packages.folder(np.__file__)]))
+_LIBRARIES = (packages.torch(), packages.folder(np.__file__))
 
 CHANCE = "The order in which threads draw is not deterministic, so no seed reproduces it."
 _OWN = "get_worker_info().rng gives"
@@ -178,7 +173,7 @@ def _numpy_state() -> int:
 def _may_draw_from_numpy(frame: FrameType) -> bool:
     """Whether this function refers to NumPy, or to something from ``numpy.random``, and to a method that draws."""
     names = frame.f_code.co_names
-    if _numpy is None or _DRAWS.isdisjoint(names):
+    if _DRAWS.isdisjoint(names):
         return False
     if "numpy" in names:
         return True
