@@ -7,9 +7,8 @@ from torch._utils import ExceptionWrapper
 
 from stoker.core.types import Batch
 from stoker.transport.codec import decode
-from stoker.transport.messages import Times
 from stoker.transport.thread_slots import HeapWriter
-from stoker.workers.protocol import WorkerReply
+from stoker.workers.protocol import LocalBatch, WorkerReply
 
 from .node import Packed
 
@@ -19,26 +18,16 @@ def is_error(batch: Batch) -> bool:
     return isinstance(batch.data if type(batch) is WorkerReply else batch, ExceptionWrapper)
 
 
-class RemoteResult:
-    """A batch made by a node, still in the object store. See ``workers.protocol.Result``."""
-
-    worker, ended = -1, False
+class RemoteResult(LocalBatch):
+    """A batch made by a node, still in the object store."""
 
     def __init__(self, epoch: int, packed: Packed, slots: HeapWriter) -> None:
-        self.epoch = epoch
-        self.task = packed.number
-        self.times: Times = packed.times
-        self.nbytes = len(packed.leaves) + len(packed.meta)
-        self._packed: Packed | None = packed
+        nbytes = len(packed.leaves) + len(packed.meta)
+        super().__init__(-1, epoch, packed.number, False, packed.times, nbytes, packed)
         self._slots = slots
 
     def take(self) -> Batch:
-        packed, self._packed = self._packed, None
-        assert packed is not None
-        return unpack(packed, self._slots)
-
-    def drop(self) -> None:
-        self._packed = None
+        return unpack(super().take(), self._slots)
 
 
 def unpack(packed: Packed, slots: HeapWriter) -> Batch:

@@ -194,7 +194,7 @@ class Result(Protocol):
 
 @dataclass(slots=True)
 class LocalBatch:
-    """An undelivered batch made in this process, by a thread or by the consumer."""
+    """An undelivered batch that is in this process: made by a thread or by the consumer, or pinned."""
 
     worker: int
     epoch: int
