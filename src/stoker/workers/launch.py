@@ -127,10 +127,6 @@ class Launcher:
 
 def _check_descriptors(n: int, fd: int) -> None:
     """Raises OSError unless ``n`` more descriptors can be opened. ``fd``: any open descriptor."""
-    copies: list[int] = []
-    try:
-        while len(copies) < n:
-            copies.append(os.dup(fd))
-    finally:
-        for copy in copies:
-            os.close(copy)
+    with contextlib.ExitStack() as copies:
+        for _ in range(n):
+            copies.callback(os.close, os.dup(fd))

@@ -161,7 +161,7 @@ class ReadThreads:
     def _try(self, indices: Sequence[Index], known: dict[int, Sample], threads: int) -> dict[int, Sample]:
         """Loads all samples but the first with threads, and compares them with those already loaded."""
         before = Fingerprint(self._objects)
-        self._start(threads)
+        self._pool = ThreadPoolExecutor(threads, "stoker_read", _begin_thread, (torch.is_grad_enabled(),))
         began = time.perf_counter()
         try:
             made = self._at_once(indices, first=1)
@@ -198,9 +198,6 @@ class ReadThreads:
     def _pause(self) -> None:
         """Skips twice as many batches each time: measuring costs as much as a small batch."""
         self._skip, self._next_skip = self._next_skip, 2 * self._next_skip
-
-    def _start(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "stoker_read", _begin_thread, (torch.is_grad_enabled(),))
 
     def _stop(self) -> None:
         if self._pool is not None:
@@ -242,16 +239,6 @@ class ReadThreads:
         if self._slow == SLOW and self._threads is None:
             self._stop()
         return made
-
-
-def reads_of(
-    load: Callable[[Index], Sample], dataset: object, asked: int | str | None, on_wait: OnSampleStart | None
-) -> ReadThreads | None:
-    """Makes a ``ReadThreads`` for a loader's ``read_threads=`` setting; None if that is None or 1. With "auto", threads
-    are used only if it is safe and pays."""
-    if asked in (None, 1):
-        return None
-    return ReadThreads(load, [dataset], None if asked == "auto" else int(asked or 1), on_wait=on_wait)
 
 
 def check(loader: LoaderLike) -> None:

@@ -25,7 +25,7 @@ from .exceptions import Caught
 from .faults.guard import Guard, OnSampleStart
 from .fetcher import BatchFetcher, is_asked_one_by_one, put_back, staged_in, state_of
 from .protocol import LateDataset, RetryTask, SeededTask, WorkerReply, WorkerSpec
-from .read_threads import ReadThreads, reads_of
+from .read_threads import ReadThreads
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
 REMEDY = (
@@ -131,13 +131,16 @@ class TaskRunner:
 
     def _read_threads(self, on_wait: OnSampleStart | None) -> ReadThreads | None:
         """Makes the threads that load samples, if samples are requested one by one. A ``Staged`` has its own."""
-        spec, dataset = self.spec, self.dataset
+        asked, dataset = self.spec.read_threads, self.dataset
         self._staged = None if self._iterable else staged_in(dataset)
-        if self._staged is not None and spec.read_threads is not None:
-            self._staged.read_threads = spec.read_threads
-        if self._iterable or not is_asked_one_by_one(dataset, self.collate.fn, spec.auto_collation):
+        if asked is None:
             return None
-        return reads_of(dataset.__getitem__, dataset, spec.read_threads, on_wait)
+        if self._staged is not None:
+            self._staged.read_threads = asked
+        one_by_one = not self._iterable and is_asked_one_by_one(dataset, self.collate.fn, self.spec.auto_collation)
+        if asked == 1 or not one_by_one:
+            return None
+        return ReadThreads(dataset.__getitem__, [dataset], None if asked == "auto" else int(asked), on_wait=on_wait)
 
     def _go_on(self) -> None:
         """Resumes in the middle of an epoch: restores dataset and iterator states, and skips batches made since."""

@@ -51,8 +51,7 @@ class ErrorLog:
 
     def add(self, failures: Iterable[Failure]) -> None:
         """Counts failures. Raises SampleError if more samples failed than allowed."""
-        new = [f for f in failures if f.index not in self.failed]
-        new = list({f.index: f for f in new}.values())
+        new = list({f.index: f for f in failures if f.index not in self.failed}.values())
         self.failed.update((f.index, f) for f in new)
         if new:
             self._report(new)

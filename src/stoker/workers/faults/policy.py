@@ -14,7 +14,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, one_line
 from ...core.nested import pin
 from ...core.types import Batch, Index, LoaderLike, Sample
 
@@ -51,9 +51,6 @@ class Partial:
     def __init__(self, data: Batch, failures: Sequence[Failure]) -> None:
         self.data = data
         self.failures = tuple(failures)
-
-    def __reduce__(self) -> tuple[type[Partial], tuple[Batch, tuple[Failure, ...]]]:
-        return Partial, (self.data, self.failures)
 
     def pin_memory(self, device: str | None = None) -> Partial:
         """torch's pinning hook for user-defined types."""
@@ -100,10 +97,9 @@ def _among(loader: LoaderLike, asked: str) -> Sequence[Index] | None:
 def summary(error: BaseException) -> str:
     """Formats an error in one line."""
     try:
-        message = str(error)
-    except Exception:  # the user's __str__
-        message = ""
-    text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(":")
+        text = one_line(error).rstrip(":")
+    except Exception:  # from the user's __str__
+        text = type(error).__name__
     return text if len(text) <= MAX_ERROR else text[:MAX_ERROR] + "..."
 
 
