@@ -20,7 +20,7 @@ from ..core.terminal import printable
 from ..core.types import Index, JsonObject, LoaderLike
 from ..loader.auto.tasks import keys_of
 from ..loader.variant import as_loader, find
-from ..workers.faults import quarantine
+from ..workers.faults.error_log import quarantine
 from ..workers.faults.policy import Failure
 from ..workers.fetcher import staged_in
 from . import arguments
@@ -62,7 +62,7 @@ def command(
         found = verify(loader, num_workers, progress.samples, sample_timeout)
     if listing is not None and found.failed:
         try:
-            quarantine.append(listing, found.failed, type(loader.dataset).__name__)
+            quarantine(listing, found.failed, type(loader.dataset).__name__)
         except OSError as e:
             raise UsageError(f"cannot write {listing}: {e.strerror or e}") from e
     output.give(found.as_dict(), json_path, lambda: print(_text(found)))

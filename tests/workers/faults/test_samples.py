@@ -20,8 +20,7 @@ import stoker
 from stoker.core.dataset_tree import file_of
 from stoker.core.errors import SampleError, StokerWarning, UsageError
 from stoker.loader.loader_state import state_of
-from stoker.workers.faults import quarantine
-from stoker.workers.faults.error_log import bound
+from stoker.workers.faults.error_log import bound, quarantine
 from stoker.workers.faults.policy import Failure
 from tests.helpers import own_generator
 
@@ -383,7 +382,7 @@ def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
         if not running[-1]:
             try:
                 for i in range(200):
-                    quarantine.append(path, [Failure(i, "f" * 1500, "e" * 300)], str(k))
+                    quarantine(path, [Failure(i, "f" * 1500, "e" * 300)], str(k))
             finally:
                 os._exit(0)
     for pid in running:

@@ -2,5 +2,5 @@
 
 ::
 
-    sample fails -> guard: retry, skip or raise -> error_log (what was lost) -> quarantine (a file for the next run)
+    sample fails -> guard: retry, skip or raise -> error_log: what was lost, also in a file for the next run
 """

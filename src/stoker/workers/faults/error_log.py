@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import stat
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,12 +14,13 @@ from ...core.errors import SampleError
 from ...core.metrics import LoaderMetrics
 from ...core.types import Batch, Index
 from ...core.warn import warn_user
-from . import quarantine
 from .policy import Failure, Partial, called
 
 DEFAULT_SHARE = 0.01  # of the samples may fail,
 DEFAULT_MIN = 10  # and at least this many of any dataset
 MAX_NAMED = 5  # samples in a message
+MAX_PATH = 2000  # characters kept of a file's name
+OPEN_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def bound(max_errors: int | float | None, samples: int | None) -> int:
@@ -26,6 +30,29 @@ def bound(max_errors: int | float | None, samples: int | None) -> int:
     share = DEFAULT_SHARE if max_errors is None else max_errors
     most = int(share * (samples or 0))
     return max(DEFAULT_MIN, most) if max_errors is None else most
+
+
+def quarantine(path: Path, failures: Iterable[Failure], dataset: str) -> None:
+    """Appends a line of JSON for each failure. Raises OSError if the file cannot be written to.
+
+    Each line is one write(2) to a file opened with ``O_APPEND``, so lines of several ranks do not mix. Only the owner
+    can read the file (0600), and links, pipes, devices and other users' files are not written to.
+    """
+    fd = os.open(path, OPEN_FLAGS, 0o600)
+    try:
+        st = os.fstat(fd)
+        if not stat.S_ISREG(st.st_mode) or st.st_uid != os.geteuid():
+            raise PermissionError(f"{path} is not a regular file owned by this user")
+        if st.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        for f in failures:
+            when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            entry = {**f._asdict(), "file": f.file[:MAX_PATH], "dataset": dataset, "time": when}
+            line = json.dumps(entry).encode() + b"\n"
+            if os.write(fd, line) != len(line):
+                raise OSError(f"no space left for {path}")
+    finally:
+        os.close(fd)
 
 
 class ErrorLog:
@@ -77,7 +104,7 @@ class ErrorLog:
         if self._path is None:
             return
         try:
-            quarantine.append(self._path, new, self.dataset)
+            quarantine(self._path, new, self.dataset)
         except OSError as e:
             self._path = None
             self.metrics.faults.pop("quarantine", None)
