@@ -26,6 +26,7 @@ from typing import Any
 from stoker.core.errors import one_line
 from stoker.core.warn import warn_user
 from stoker.sampling.order import Task
+from stoker.workers.exceptions import is_error
 from stoker.workers.process_pool import ProcessPool
 from stoker.workers.protocol import LocalBatch, Result, WorkerReply, WorkerSpec
 
@@ -33,7 +34,7 @@ from .checks import digests, first_difference
 from .cluster import using_ray
 from .node import Packed
 from .nodes import AHEAD, NodeRequest, Nodes, NodeState, RayNode
-from .results import RemoteResult, is_error, unpack
+from .results import RemoteResult, unpack
 
 TICK_S = 0.05  # between two checks for late calls
 LATE = 3.0  # a call that takes this many times the usual duration is repeated by idle local workers

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from torch._utils import ExceptionWrapper
 
 from stoker.core.types import Batch
 from stoker.transport.codec import decode
 from stoker.transport.thread_slots import HeapWriter
-from stoker.workers.protocol import LocalBatch, WorkerReply
+from stoker.workers.protocol import LocalBatch
 
 from .node import Packed
-
-
-def is_error(batch: Batch) -> bool:
-    """Whether this is an exception instead of a batch."""
-    return isinstance(batch.data if type(batch) is WorkerReply else batch, ExceptionWrapper)
 
 
 class RemoteResult(LocalBatch):

@@ -21,9 +21,10 @@ from ..core import packages
 from ..core.dataset_tree import file_of, listed_file
 from ..core.garbage import no_collection
 from ..core.stacks import known_getters, known_transforms, transform_of
-from ..core.types import Attributes, Index
+from ..core.types import Attributes, Batch, Index
 from .collate import SlotCollate
 from .faults.policy import called
+from .protocol import WorkerReply
 
 MAX_ATTRIBUTE = 1 << 16  # bytes; an exception's attributes that pickle to more are not sent
 SEQUENCES = (list, tuple)  # types that hold the indices of a batch
@@ -109,6 +110,11 @@ class Caught(ExceptionWrapper):
             raise error
         finally:
             del error  # else a reference cycle: its traceback holds this frame
+
+
+def is_error(batch: Batch) -> bool:
+    """Whether this is an exception instead of a batch."""
+    return isinstance(batch.data if type(batch) is WorkerReply else batch, ExceptionWrapper)
 
 
 def _rebuild(kind: type[BaseException], texts: tuple[str, str, str, str], state: bytes) -> Caught:

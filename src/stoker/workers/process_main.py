@@ -39,10 +39,10 @@ from ..transport.slots import SlotWriter
 from ..transport.task_queue import take
 from . import hangs, native_threads, signals
 from .collate import SlotCollate
-from .exceptions import Caught
+from .exceptions import is_error
 from .handover import Fd, Pickled
 from .idle import Idle, Tokens
-from .protocol import RetryTask, SeededTask, TaskPhase, WorkerReply, WorkerSpec, encode_position
+from .protocol import RetryTask, SeededTask, TaskPhase, WorkerSpec, encode_position
 from .task_runner import TaskRunner
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class _ProcessWorker:
             self.writer.cancel()
             send(self.results, pack(Kind.END, self.place, r.epoch, r.task))
             return
-        if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
+        if is_error(data):
             self.writer.cancel()
         began = time.perf_counter_ns()
         try:

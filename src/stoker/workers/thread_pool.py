@@ -36,7 +36,7 @@ from ..transport.slots import PageLocker
 from ..transport.thread_slots import HeapWriter
 from . import native_threads
 from .collate import SlotCollate, sample_size
-from .exceptions import Caught
+from .exceptions import is_error
 from .protocol import LocalBatch, WorkerReply, WorkerSpec
 from .rng_watch import GlobalRngUse
 from .task_runner import TaskRunner
@@ -206,7 +206,7 @@ class _ThreadWorker(threading.Thread):
         self.task = task
         pool = self._pool
         data = pool.rng_use.run(self.id, lambda: runner.run(*task))
-        if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
+        if is_error(data):
             self.writer.cancel()
         nbytes = self._collate.finish()
         cpu = time.thread_time_ns()
