@@ -185,8 +185,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _silence(ray: ModuleType) -> None:
-    """Sends Ray's lines about dead workers to the log. Ray prints them to the script's standard output, even with
-    ``log_to_driver=False``."""
+    """Sends Ray's lines about dead workers to the log. Ray prints them to stdout, even with ``log_to_driver=False``."""
     worker = getattr(getattr(ray, "_private", None), "worker", None)
     if worker is not None and hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda data, *_, **__: logger.info("Ray: %s", "; ".join(data.get("lines", [])))

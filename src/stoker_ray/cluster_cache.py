@@ -280,8 +280,7 @@ def _end(connection: socket.socket) -> None:
 
 
 class CacheOfWorker:
-    """The same cache in a worker. ``door``: socket through which the actor receives connections; None to not ask other
-    nodes."""
+    """The same cache in a worker. ``door``: socket to which the actor listens; None to not ask other nodes."""
 
     def __init__(self, memories: tuple[MemoryTables, ...], door: Fd | None) -> None:
         self.memories = memories

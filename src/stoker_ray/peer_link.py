@@ -34,8 +34,7 @@ SERVER, CLIENT, ASKS, ANSWERS = b"server", b"client", b"asks", b"answers"  # pur
 
 
 class Link:
-    """One end of a connection. Without keys, messages have no tags: for processes on one machine, which share the
-    connection privately."""
+    """One end of a connection. Without keys, messages have no tags: between processes that share it privately."""
 
     def __init__(self, connection: socket.socket, sends: bytes = b"", hears: bytes = b"") -> None:
         self._connection = connection

@@ -65,8 +65,7 @@ class _Int:
 
 
 class Arena:
-    """The memory of one worker: an anonymous file with header pages followed by slots. Both sides hold one; ``fd`` is
-    inherited (fork) or handed over (spawn, forkserver)."""
+    """An anonymous file with header pages followed by slots. Parent and worker each hold one of the same ``fd``."""
 
     # Written only by the parent:
     stop = _Int(0)  # 1: the parent no longer wants this worker's tasks

@@ -85,8 +85,7 @@ class TaskQueue:
 
 
 def take(fd: int, memory: Arena) -> Message | None:
-    """The worker's side: returns the next task, or None at the end of the pipe. Raises BlockingIOError if the queue is
-    empty."""
+    """The worker's side: returns the next task; None at the end of the pipe. Raises BlockingIOError if none waits."""
     packet = os.read(fd, PACKET)
     if not packet:
         return None

@@ -21,8 +21,7 @@ MIN_BYTES = 1 << 16  # malloc is faster below this
 
 
 class HeapWriter:
-    """Takes slots and fills them, like ``slots.SlotWriter`` but for a thread. ``budget``: total bytes for its slots;
-    beyond that ``take`` returns False."""
+    """Takes slots and fills them, like ``SlotWriter`` but for a thread. ``budget``: bytes of all slots at most."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget

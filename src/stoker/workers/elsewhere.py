@@ -21,8 +21,7 @@ class OtherMachines(Protocol):
         """Raises UsageError if the address cannot be used."""
 
     def around(self, workers: ProcessPool, spec: WorkerSpec) -> Pool:
-        """Returns a pool of these workers and the remote ones, for a new iterator. Raises UsageError if other machines
-        cannot work on this dataset."""
+        """Returns a pool of local and remote workers. Raises UsageError if remote ones cannot work on this dataset."""
 
     def close(self) -> None:
         """Ends the workers on other machines."""

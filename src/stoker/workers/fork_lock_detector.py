@@ -33,8 +33,7 @@ class ForkLockDetector:
         self._found: set[int] = set()
 
     def is_deadlocked(self, pid: int, after_s: float | None = None) -> bool:
-        """Whether a worker has been idle for ``after_s`` seconds (None: ``DEADLOCK_S``), waiting for a lock. Returns
-        True only once for each worker."""
+        """Whether a worker has waited for a lock for ``after_s`` seconds (None: ``DEADLOCK_S``). True only once."""
         if self.threads < 2 or pid in self._found or (self.closed and pid not in self._idle):
             return False
         now, spent = time.monotonic(), _processor_time(pid)

@@ -32,8 +32,7 @@ MAX_FDS = 16
 
 
 class StartWorker(NamedTuple):
-    """Message from parent to fork server: start a worker. The message carries its descriptors; the last one stays open
-    as long as the worker lives."""
+    """Message from parent to fork server. It carries the worker's descriptors; the last one is open while it lives."""
 
     number: int
     place: int

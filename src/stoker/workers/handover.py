@@ -76,8 +76,7 @@ class Pickled(Generic[T]):
         self.fds = [Fd(fd) for fd in collector.fds]
 
     def interactive_name(self) -> str:
-        """Returns the name of a class or function in this object that was defined in a notebook or at an interactive
-        prompt; "" if there is none."""
+        """Returns the name of a class or function in it that was defined interactively; "" if there is none."""
         if hasattr(sys.modules["__main__"], "__file__"):
             return ""
         with mmap.mmap(self.memory.fd, 0, access=mmap.ACCESS_READ) as pickled:

@@ -91,8 +91,7 @@ def replace_deadlocked(workers: Iterable[WorkerHandle], launcher: Launcher, spec
 
 
 def check_locks(workers: Iterable[WorkerHandle], launcher: Launcher) -> None:
-    """Raises WorkersUselessError if a worker is deadlocked on a lock, even after its first batches. For workers that
-    the script's own process can do without."""
+    """Raises WorkersUselessError if a worker is deadlocked, even after its first batches. For dispensable workers."""
     detector = launcher.fork_locks
     running = [w for w in workers if w.state is ProcessState.RUNNING] if detector is not None else []
     for worker in running:

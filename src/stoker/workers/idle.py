@@ -51,8 +51,7 @@ class Idle:
 
 
 class Tokens:
-    """Tells a worker that it may leave: no iterator has asked for it since its last one ended. ``fd``: see
-    ``WorkerSpec.tokens``."""
+    """Tells a worker that no iterator has asked for it since its last one ended. ``fd``: see ``WorkerSpec.tokens``."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

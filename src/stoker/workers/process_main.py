@@ -345,8 +345,7 @@ class _ProcessWorker:
         self.cpu = time.thread_time_ns()
 
     def _encode(self, data: Batch) -> tuple[int, int, int, bytes]:
-        """Puts a batch where it fits. Returns slot, bytes used, bytes of metadata and inline payload (see
-        ``transport.messages``)."""
+        """Puts a batch where it fits. Returns the ``slot``, ``used``, ``meta`` and ``payload`` of a ``Message``."""
         w = self.writer
         e = Encoded(data).place(w)
         if w.whole is not None and not e.in_slot and w.used:

@@ -263,15 +263,14 @@ class ProcessPool:
 
     @contextlib.contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Wraps calls during which another thread may close the pool. At interpreter shutdown, the caller is a daemon
-        thread, which only waits for the end."""
+        """Wraps calls during which another thread may close the pool."""
         try:
             yield
         except OSError:
             if not self._closed:
                 raise
             if threading.current_thread().daemon and not threading.main_thread().is_alive():
-                threading.Event().wait()
+                threading.Event().wait()  # for the end of the interpreter
             raise AssertionError("the workers of this iterator have been shut down") from None
 
     def _receive(self, timeout: float | None, worker: int | None) -> Received | None:

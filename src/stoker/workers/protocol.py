@@ -68,10 +68,9 @@ class SeededTask(NamedTuple):
 
 
 class LateDataset(Protocol):
-    """Announces in the middle of an epoch that another dataset makes the same samples from a cache. ``is_here``: to an
-    iterator without workers."""
+    """Announces in the middle of an epoch that another dataset makes the same samples from a cache."""
 
-    is_here: bool
+    is_here: bool  # to an iterator without workers
 
     def ask(self) -> bool: ...
     def read(self, dataset: MapDataset) -> MapDataset | None: ...
@@ -223,11 +222,11 @@ class Lost(LocalBatch):
 
 
 class Pool(Protocol):
-    """Workers of one kind. ``ahead``: tasks that may be in flight in addition to those of the workers that the
-    scheduler counts."""
+    """Workers of one kind."""
 
     @property
-    def ahead(self) -> int: ...
+    def ahead(self) -> int:
+        """Tasks that may be in flight in addition to those of the workers that the scheduler counts."""
 
     def submit(self, worker: int | None, task: Task) -> None:
         """Gives a task to a worker, or to any free one if ``worker`` is None. Never blocks."""

@@ -54,8 +54,7 @@ class Retries:
         return {k: self._known[key] for k, key in enumerate(keys) if key in self._known}
 
     def sample_at(self, dead: WorkerStatus, indices: Index) -> tuple[int, Index, str] | None:
-        """Returns position in the task, index and file of the sample that the dead worker was loading; None if
-        unknown."""
+        """Returns position in the task, index and file of the sample that the dead worker was loading, if known."""
         keys, k = self.keys(indices), dead.position.sample
         if k is None or k >= len(keys):
             return None
