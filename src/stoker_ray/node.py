@@ -32,7 +32,6 @@ from stoker.sampling.order import Task
 from stoker.transport.arena import TaskId
 from stoker.transport.mapping import Memory
 from stoker.transport.messages import Times
-from stoker.workers.faults import exit_reason
 from stoker.workers.process_pool import ProcessPool
 from stoker.workers.protocol import SeededTask
 
@@ -151,7 +150,7 @@ class NodeWorkers:
         deadline = time.monotonic() + WARM_S
         while time.monotonic() < deadline:
             with self._lock:
-                if self._pool is not pool or any(pool.status(place).ready for place in range(workers)):
+                if self._pool is not pool or any(worker.reader.arena.ready for worker in pool.workers):
                     break
             time.sleep(LOOK_S)
         return self._ports
@@ -246,10 +245,10 @@ class NodeWorkers:
     def _after_death(self, pool: ProcessPool, e: WorkerDiedError) -> None:
         """Replaces each dead worker, and answers the call with its task."""
         for place in e.places:
-            dead = pool.status(place)
+            dead = pool.workers[place]
             self._deaths += 1
-            reason = exit_reason.why(dead.exitcode, dead.nbytes)
-            if self._deaths > MAX_DEATHS or (not dead.ready and self._deaths > 2):
+            reason = dead.how_it_ended()
+            if self._deaths > MAX_DEATHS or (not dead.reader.arena.ready and self._deaths > 2):
                 self._give_up(f"its workers die, the last one {reason}")
                 return
             pool.replace(place, [])

@@ -29,7 +29,6 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..core.options import Budget
 from ..core.processes import LEAVE_S, alive
 from ..sampling.order import Task
-from ..transport.arena import TaskId
 from ..transport.messages import Kind
 from ..transport.slots import Bytes, PageLocker, SlotReader
 from ..transport.task_queue import TaskQueue
@@ -37,7 +36,7 @@ from . import health
 from .faults import exit_reason
 from .launch import SHORTAGES, Launcher
 from .process_table import ProcessTable
-from .protocol import Position, RetryTask, SeededTask, WorkerSpec, WorkerStatus
+from .protocol import RetryTask, SeededTask, WorkerSpec
 from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class ProcessPool:
         self._queue = TaskQueue() if spec.shared else None
         self._table = ProcessTable(launcher, self._queue, arenas, locker)
         self.processes = self._table.processes  # those that have not been joined
-        self._workers = self._table.workers
+        self.workers = self._table.workers  # by place
         self._ready = self._table.ready
         try:
             # Both before the first fork: pages written after it are copied one by one.
@@ -108,14 +107,14 @@ class ProcessPool:
 
     def grow(self) -> None:
         """Adds one worker, with its own tasks."""
-        self._add(len(self._workers))
+        self._add(len(self.workers))
 
     def resize(self, n: int) -> None:
         if self.finishing or self._closed:
             return
         with self._lock:
             self._reap_leavers()
-            active = [w for w in self._workers if w.is_active]
+            active = [w for w in self.workers if w.is_active]
             for worker in active:
                 if worker.id >= n:
                     worker.reader.arena.stop = 1  # before it takes another task
@@ -130,7 +129,7 @@ class ProcessPool:
         """Replaces a dead worker by a process with the same id, place, memory and saved random state. If the worker had
         been told to leave, its tasks go to the queue instead."""
         with self._lock:
-            old = self._workers[place]
+            old = self.workers[place]
             arena = old.reader.arena
             self._table.remove(old)
             if arena.slot_being_filled >= 0:
@@ -184,7 +183,7 @@ class ProcessPool:
         payload = pickle.dumps(indices, protocol=5)
         with self._until_closed():
             if worker is not None:
-                handle = self._workers[worker]
+                handle = self.workers[worker]
                 handle.given += 1
                 handle.outbox.put(Kind.TASK, worker, task.epoch, task.number, payload=payload)
                 return
@@ -215,20 +214,20 @@ class ProcessPool:
                 os.eventfd_read(self._tokens)
         except BlockingIOError:  # a worker has left, or leaves
             return False
-        running = [w for w in self._workers if w.is_active]
+        running = [w for w in self.workers if w.is_active]
         return all(alive(w.process) for w in running) and (self._queue is not None or len(running) == n)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self.epoch = epoch
         payload = pickle.dumps(shared_seed)
-        for worker in self._workers:
+        for worker in self.workers:
             if self._queue is not None:
                 worker.reader.arena.epoch = epoch
             elif not worker.leaving:
                 worker.outbox.put(Kind.RESUME, worker.place, epoch, 0, payload=payload)
 
     def retire(self, worker: int) -> None:
-        handle = self._workers[worker]
+        handle = self.workers[worker]
         if not handle.leaving:
             handle.leaving = True
             handle.outbox.put(Kind.STOP, worker, 0, 0)
@@ -240,7 +239,7 @@ class ProcessPool:
         if self._queue is not None:
             self._queue.end()
             return
-        for worker in self._workers:
+        for worker in self.workers:
             worker.outbox.put(Kind.STOP, worker.place, 0, 0)
 
     # -- results
@@ -277,7 +276,7 @@ class ProcessPool:
         # Results of other workers would wake this process for nothing. But the end of an iterable dataset must be known
         # early, as in torch.
         alone = worker is not None and self._spec.kind != _DatasetKind.Iterable
-        poll = self._workers[worker].poll if alone and worker is not None else self._table.poll
+        poll = self.workers[worker].poll if alone and worker is not None else self._table.poll
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
@@ -292,14 +291,14 @@ class ProcessPool:
                 if self._ready:
                     break
                 if self._spec.timed and not events:
-                    health.kill_late(self._workers)
+                    health.kill_late(self.workers)
                 self._check_deaths(events)
             if not events:
                 self._check_locks()
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
         r = self._ready.popleft()
-        handle = self._workers[r.worker]
+        handle = self.workers[r.worker]
         handle.answered += 1
         return Received(self.lease_or_copy, r, handle.reader)
 
@@ -312,10 +311,10 @@ class ProcessPool:
 
     def _check_locks(self) -> None:
         if not self.dispensable:
-            health.replace_deadlocked(self._workers, self._table.launcher, self._spec)
+            health.replace_deadlocked(self.workers, self._table.launcher, self._spec)
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
-            health.check_locks(self._workers, self._table.launcher)
+            health.check_locks(self.workers, self._table.launcher)
 
     def lease_or_copy(self, reader: SlotReader, slot: int, used: int) -> Bytes:
         """Returns the slot's bytes for the consumer: in place within the budget, else a copy."""
@@ -333,7 +332,7 @@ class ProcessPool:
             if not done or not self._has_private_tasks:
                 return done
         done = True
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.outbox.waiting and worker.state is ProcessState.RUNNING:
                 done &= worker.outbox.flush()
         return done
@@ -344,7 +343,7 @@ class ProcessPool:
         """Raises WorkerDiedError if a worker that was not told to leave is gone and all that it sent has been read."""
         woken = {fd for fd, _ in events}
         dead = []
-        for worker in self._workers:
+        for worker in self.workers:
             if not health.has_ended(worker):
                 continue
             if not self._may_leave(worker):
@@ -365,7 +364,7 @@ class ProcessPool:
             else:
                 self.retire(worker.place)
             self._table.stop_polling(worker.process.sentinel)
-        how = "" if self._spec.restart else "it " + exit_reason.why(dead[0].process.exitcode, dead[0].reader.arena.pss)
+        how = "" if self._spec.restart else f"it {dead[0].how_it_ended()}"
         reason = self._table.launcher.failure() or how
         raise health.died_error(dead, reason, self.epoch, self._queue is not None)
 
@@ -379,7 +378,7 @@ class ProcessPool:
 
     def _reap_leavers(self) -> None:
         """Removes workers that were told to leave and have left."""
-        for worker in self._workers:
+        for worker in self.workers:
             running = worker.state is ProcessState.RUNNING
             if worker.leaving and running and not alive(worker.process) and self._may_leave(worker):
                 self._reap(worker)
@@ -407,7 +406,7 @@ class ProcessPool:
             self._lock.release()
         for reader in self._table.readers:
             reader.arena.stop = 1
-        for worker in self._workers:
+        for worker in self.workers:
             if not worker.is_gone:
                 self.retire(worker.place)
         self._table.close(leave_s)
@@ -418,38 +417,16 @@ class ProcessPool:
     # -- the state of workers and their memory
 
     def alive(self) -> int:
-        return sum(w.is_active for w in self._workers)
-
-    def rng_checkpoint(self, place: int) -> TaskId | None:
-        """Returns the task before which a worker last saved its random state; None if it never did."""
-        checkpoint = self._workers[place].reader.arena.rng_checkpoint()
-        return None if checkpoint is None else checkpoint[0]
-
-    def status(self, place: int) -> WorkerStatus:
-        """Returns what is known about a worker that has died."""
-        worker = self._workers[place]
-        arena, process = worker.reader.arena, worker.process
-        return WorkerStatus(
-            id=worker.id,
-            pid=process.pid,
-            exitcode=process.exitcode,
-            current_task=worker.current_task,
-            position=Position.decode(arena.position()[0]),
-            rng_checkpoint=self.rng_checkpoint(place),
-            nbytes=arena.pss,
-            ready=bool(arena.ready),
-            stack=worker.timeout_stack,
-            leaving=worker.leaving,
-        )
+        return sum(w.is_active for w in self.workers)
 
     def pss(self) -> dict[int, int]:
         """Returns bytes of memory by worker id, from each worker's last measurement; omits workers without one."""
-        found = {w.id: w.reader.arena.pss for w in self._workers if not w.is_gone}
+        found = {w.id: w.reader.arena.pss for w in self.workers if not w.is_gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
 
     def read_threads(self) -> int:
         """Returns the largest number of sample-loading threads in any worker; 0 if no worker has any."""
-        return max((w.reader.arena.read_threads for w in self._workers if not w.is_gone), default=0)
+        return max((w.reader.arena.read_threads for w in self.workers if not w.is_gone), default=0)
 
     def shrink(self) -> None:
         """Returns the memory of free slots to the system."""

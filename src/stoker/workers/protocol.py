@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..core.types import Batch, Index, MapDataset
 from ..sampling.order import Task
 from ..sampling.shard import ShardStart
-from ..transport.arena import TaskId
 from ..transport.messages import NO_TIMES, Times
 from .faults.policy import Failure, OnError
 
@@ -152,26 +151,6 @@ class WorkerReply(NamedTuple):
     at: int  # batches that this worker has made
     state: bytes | None  # the dataset's pickled state; None if it has no state, or none is due
     moved: bool  # the first task of a resumed worker moved its random state
-
-
-class WorkerStatus(NamedTuple):
-    """What is known about a worker process that has died."""
-
-    id: int  # of the worker
-    pid: int | None  # of the process
-    exitcode: int | None  # negative: ended by that signal; None: not known
-    current_task: TaskId | None  # the task that it was doing; None: it died between two tasks
-    position: Position  # where it was in that task
-    rng_checkpoint: TaskId | None  # the task before which its random state was last saved; None: never
-    nbytes: int  # its memory when last measured; 0 if it never was
-    ready: bool  # it had started
-    stack: str = ""  # its stack when it was killed because a sample took too long; "" if it was not killed for that
-    leaving: bool = False  # it had been told to leave
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether it was killed because a sample took too long."""
-        return bool(self.stack)
 
 
 class Result(Protocol):

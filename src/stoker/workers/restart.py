@@ -29,11 +29,11 @@ from ..core.types import Index
 from ..core.warn import warn_user
 from ..sampling.order import Task
 from ..transport.arena import TaskId
-from .faults import exit_reason
 from .faults.policy import Failure, called, plain
 from .process_pool import ProcessPool
-from .protocol import RetryTask, WorkerSpec, WorkerStatus
+from .protocol import RetryTask, WorkerSpec
 from .retries import MIN_DEATHS, Retries, task_id, try_again
+from .worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)
 MAX_TOKENS = 10.0  # deaths in a row that are tolerated
@@ -49,7 +49,7 @@ class _SharedTasks:
     def __init__(self, pool: ProcessPool, retries: Retries) -> None:
         self._pool, self._retries = pool, retries
 
-    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> Task | None:
+    def find(self, dead: WorkerHandle, unanswered: Mapping[int, Index]) -> Task | None:
         """Returns the task that the dead worker was doing, if it is still needed."""
         task = dead.current_task
         if task is None or task.number not in unanswered:
@@ -57,7 +57,7 @@ class _SharedTasks:
         return Task(*task, unanswered[task.number])
 
     def for_replacement(
-        self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
+        self, dead: WorkerHandle, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
     ) -> Sequence[Task]:
         """Returns the tasks that the replacement does first. Adds tasks that are not retried to ``lost``."""
         if dead.current_task is None:
@@ -111,7 +111,7 @@ class _OwnTasks:
         assigned = self._assigned[worker]
         assigned.tasks.append(task)
         if len(assigned.tasks) > assigned.limit:
-            for _ in range(assigned.first_to_repeat(self._pool.rng_checkpoint(worker))):
+            for _ in range(assigned.first_to_repeat(self._pool.workers[worker].rng_checkpoint)):
                 assigned.tasks.popleft()
                 assigned.answered -= 1
             assigned.limit = len(assigned.tasks) + DROP_EVERY
@@ -122,14 +122,14 @@ class _OwnTasks:
         else:
             self._assigned[worker].tasks.popleft()
 
-    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> Task | None:
+    def find(self, dead: WorkerHandle, unanswered: Mapping[int, Index]) -> Task | None:
         """See ``_SharedTasks.find``."""
         assigned = self._assigned[dead.id]
         known = list(assigned.tasks)[: assigned.answered + 1]
         return next((task for task in known if task_id(task) == dead.current_task), None)
 
     def for_replacement(
-        self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
+        self, dead: WorkerHandle, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
     ) -> Sequence[Task]:
         """See ``_SharedTasks.for_replacement``."""
         assigned = self._assigned[dead.id]
@@ -152,7 +152,7 @@ class _OwnTasks:
                 out.append(current._replace(indices=again))
         return [*out, *rest]
 
-    def _skip_what_fails_in_repeat(self, dead: WorkerStatus, assigned: _Assigned) -> None:
+    def _skip_what_fails_in_repeat(self, dead: WorkerHandle, assigned: _Assigned) -> None:
         """Skips a sample that loaded once, but kills or hangs its worker when the task is repeated for its draws (a
         file server may have gone). Later draws may then differ."""
         answered = list(assigned.tasks)[: assigned.answered]
@@ -161,7 +161,7 @@ class _OwnTasks:
             return
         task = answered[at]
         self._deaths_in_repeat[task_id(task)] += 1
-        if not dead.timed_out and self._deaths_in_repeat[task_id(task)] < MIN_DEATHS:
+        if not dead.timeout_stack and self._deaths_in_repeat[task_id(task)] < MIN_DEATHS:
             return  # perhaps it was killed by chance
         sample = self._retries.sample_at(dead, task.indices)
         if sample is None:
@@ -204,7 +204,7 @@ class Restarts:
         """
         lost: dict[int, StokerError] = {}
         for place in e.places:
-            dead = self._pool.status(place)
+            dead = self._pool.workers[place]
             death = self._record_death(dead, unanswered)
             tasks = self._tasks.for_replacement(dead, epoch, unanswered, lost)
             self._tokens += self._retries.refunds
@@ -220,11 +220,11 @@ class Restarts:
             logger.warning(text)
             warn_user(text)
 
-    def _record_death(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> str:
+    def _record_death(self, dead: WorkerHandle, unanswered: Mapping[int, Index]) -> str:
         """Counts a death. Returns a description of how the worker died and where it was."""
-        text = f"worker {dead.id} (pid {dead.pid}) "
-        text += "was killed for a timeout" if dead.timed_out else exit_reason.why(dead.exitcode, dead.nbytes)
-        if not dead.ready:
+        text = f"worker {dead.id} (pid {dead.process.pid}) "
+        text += "was killed for a timeout" if dead.timeout_stack else dead.how_it_ended()
+        if not dead.reader.arena.ready:
             text += ", while it was starting"
         elif dead.current_task is not None:
             text += f", during task {dead.current_task.number}"
@@ -234,18 +234,18 @@ class Restarts:
                 text += f", at {called(*sample[1:])}"
         self._deaths.append(text)
         faults = self._metrics.faults
-        kind = "timeouts" if dead.timed_out else "deaths"
+        kind = "timeouts" if dead.timeout_stack else "deaths"
         faults[kind] = faults.get(kind, 0) + 1
         faults["died"] = [*faults.get("died", []), text][-MAX_REPORTED:]
         return text
 
-    def _spend_token(self, dead: WorkerStatus, death: str, e: WorkerDiedError) -> None:
+    def _spend_token(self, dead: WorkerHandle, death: str, e: WorkerDiedError) -> None:
         """Takes a token for a death. Raises WorkerDiedError if none is left."""
         batches = self._metrics.tasks - self._batches_counted
         self._batches_counted = self._metrics.tasks
         self._tokens = min(max(MAX_TOKENS, self._tokens), self._tokens + batches * TOKENS_PER_BATCH) - 1
         # If batches came, a worker killed while it starts proves nothing about the dataset.
-        self._died_on_start = 0 if dead.ready else 1 if batches else self._died_on_start + 1
+        self._died_on_start = 0 if dead.reader.arena.ready else 1 if batches else self._died_on_start + 1
         if self._tokens >= 0 and self._died_on_start < MAX_DEATHS_ON_START:
             same = "no batch changes"
             if self.own is not None and self.own.draws_changed:

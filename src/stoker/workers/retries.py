@@ -11,9 +11,9 @@ from ..core.errors import SampleTimeoutError, StokerError, WorkerDiedError
 from ..core.types import Index
 from ..sampling.order import Task
 from ..transport.arena import TaskId
-from .faults import exit_reason
 from .faults.policy import Failure, called, plain
-from .protocol import RetryTask, TaskPhase, WorkerSpec, WorkerStatus
+from .protocol import RetryTask, TaskPhase, WorkerSpec
+from .worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)
 MIN_DEATHS = 3  # during one task before one of its samples is blamed
@@ -53,21 +53,21 @@ class Retries:
         keys = [plain(i) for i in self.keys(indices)]
         return {k: self._known[key] for k, key in enumerate(keys) if key in self._known}
 
-    def sample_at(self, dead: WorkerStatus, indices: Index) -> tuple[int, Index, str] | None:
+    def sample_at(self, dead: WorkerHandle, indices: Index) -> tuple[int, Index, str] | None:
         """Returns position in the task, index and file of the sample that the dead worker was loading, if known."""
         keys, k = self.keys(indices), dead.position.sample
         if k is None or k >= len(keys):
             return None
         return k, keys[k], file_of(self._spec.dataset, keys[k])
 
-    def retry(self, dead: WorkerStatus, task: Task) -> RetryTask | StokerError:
+    def retry(self, dead: WorkerHandle, task: Task) -> RetryTask | StokerError:
         """Returns another try of the task that a worker was doing when it died, or an error for its batch."""
         history = self._histories.setdefault(task_id(task), _History(self.known_failures(task.indices)))
-        if dead.timed_out:
+        if dead.timeout_stack:
             return self._after_timeout(dead, history, task)
         history.deaths += 1
-        history.pids.append(dead.pid)
-        history.last_death = exit_reason.why(dead.exitcode, dead.nbytes)
+        history.pids.append(dead.process.pid)
+        history.last_death = dead.how_it_ended()
         sample = self.sample_at(dead, task.indices)
         if dead.position.phase is TaskPhase.PROBED:
             history.deaths_after_probe += 1
@@ -86,7 +86,7 @@ class Retries:
                 return self._blame(history, task, *sample)
         return try_again(task, history.bad, probe=history.deaths > 1, others=history.timeouts)
 
-    def _after_timeout(self, dead: WorkerStatus, history: _History, task: Task) -> RetryTask | StokerError:
+    def _after_timeout(self, dead: WorkerHandle, history: _History, task: Task) -> RetryTask | StokerError:
         """Handles a worker killed because a sample took too long. If the sample is known, it is not retried."""
         self.refunds += 1
         limit = self._spec.sample_timeout
@@ -102,12 +102,12 @@ class Retries:
         if sample is None or not self._skips:
             del self._histories[task_id(task)]
             return SampleTimeoutError(
-                f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid {dead.pid}) was "
-                f"killed and replaced. The worker's stack was:\n{dead.stack}"
+                f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid "
+                f"{dead.process.pid}) was killed and replaced. The worker's stack was:\n{dead.timeout_stack}"
             )
         k, index, file = sample
         history.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
-        logger.warning(f"{which}: not loaded within {limit:g} s; the worker's stack was:\n{dead.stack}")
+        logger.warning(f"{which}: not loaded within {limit:g} s; the worker's stack was:\n{dead.timeout_stack}")
         return try_again(task, history.bad, others=history.timeouts)
 
     def _blame(self, history: _History, task: Task, k: int, index: Index, file: str) -> RetryTask | StokerError:

@@ -14,6 +14,8 @@ from ..transport.codec import decode
 from ..transport.mapping import Memory
 from ..transport.messages import Kind, Message, Outbox, Reader
 from ..transport.slots import Bytes, SlotReader
+from .faults import exit_reason
+from .protocol import Position
 
 LeaseOrCopy: TypeAlias = Callable[[SlotReader, int, int], Bytes]
 """Turns a slot and the bytes used in it into an array for the consumer."""
@@ -94,3 +96,18 @@ class WorkerHandle:
     def is_gone(self) -> bool:
         """Whether its process has ended and its pipes are closed."""
         return self.state is ProcessState.GONE
+
+    @property
+    def position(self) -> Position:
+        """Where it is in its task, or was when it died."""
+        return Position.decode(self.reader.arena.position()[0])
+
+    @property
+    def rng_checkpoint(self) -> TaskId | None:
+        """The task before which it last saved its random state; None if it never did."""
+        checkpoint = self.reader.arena.rng_checkpoint()
+        return None if checkpoint is None else checkpoint[0]
+
+    def how_it_ended(self) -> str:
+        """Describes how its process ended."""
+        return exit_reason.why(self.process.exitcode, self.reader.arena.pss)
