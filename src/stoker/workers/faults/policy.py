@@ -6,13 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch.utils.data import (
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data as torch_data
 
 from ...core.errors import UsageError, one_line
 from ...core.nested import pin
@@ -84,12 +78,12 @@ def _among(loader: LoaderLike, asked: str) -> Sequence[Index] | None:
     sampler = loader.sampler
     if asked != "replace" or (loader.batch_sampler is not None and loader.batch_size is None):
         return None  # a user's batch_sampler draws, not the loader's own sampler
-    if isinstance(sampler, SubsetRandomSampler):
+    if isinstance(sampler, torch_data.SubsetRandomSampler):
         return sampler.indices
-    if isinstance(sampler, WeightedRandomSampler):
+    if isinstance(sampler, torch_data.WeightedRandomSampler):
         indices: list[int] = sampler.weights.nonzero().flatten().tolist()
         return indices
-    if isinstance(sampler, (SequentialSampler, RandomSampler, DistributedSampler)):
+    if isinstance(sampler, (torch_data.SequentialSampler, torch_data.RandomSampler, torch_data.DistributedSampler)):
         return range(len(loader.dataset))
     return None
 
