@@ -19,7 +19,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
@@ -157,8 +157,7 @@ class ShippedSpec(WorkerSpec):
     @classmethod
     def of(cls, shipment: Shipment, light: WorkerSpec, num_workers: int) -> ShippedSpec:
         """Makes a specification from a shipment. ``light``: the fields that the pool must know."""
-        values = {f.name: getattr(light, f.name) for f in fields(WorkerSpec)}
-        out = cls(**{**values, "num_workers": num_workers})
+        out = cls(**{**vars(light), "num_workers": num_workers})
         object.__setattr__(out, "shipment", shipment)
         object.__setattr__(out, "caches", [new(light.ranks[1]) for new in shipment.spec.caches])
         return out

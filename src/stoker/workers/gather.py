@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.data._utils import collate as torch_collate
 
+from ..core.compare import equal_bits
 from ..core.types import Batch, Index
 
 Select = Callable[[list[torch.Tensor], torch.Tensor], list[torch.Tensor]]
@@ -90,9 +91,7 @@ class RowGather:
             tables = [torch.from_numpy(t) if isinstance(t, np.ndarray) else t for t in data]
             rows = self._rows(indices)
             if rows is not None and all(_plain(t) and (t.is_cpu or self._select is select) for t in tables):
-                other = self._batch(select(tables, rows))
-                pairs = zip(batch, other, strict=True) if isinstance(other, list) else [(batch, other)]
-                if type(batch) is type(other) and all(_same(a, b) for a, b in pairs):
+                if equal_bits(batch, self._batch(select(tables, rows))):
                     self._tables = tables
         except Exception:  # torch cannot read the array; the loop has made the batch
             pass
@@ -102,8 +101,3 @@ class RowGather:
 def _plain(t: torch.Tensor) -> bool:
     simple = type(t) is torch.Tensor and t.is_contiguous() and not t.requires_grad and t.ndim > 0
     return simple and not t.is_quantized  # reading its bytes crashes the process
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    alike = (type(a), a.dtype, a.shape, a.stride()) == (type(b), b.dtype, b.shape, b.stride())
-    return alike and torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # NaNs with the same bits are equal
