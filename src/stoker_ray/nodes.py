@@ -186,7 +186,9 @@ class Nodes:
                 return
             node.state = NodeState.UNUSABLE
             self.lost += node.calls
-            self.messages.append(f"Node {node.info.name} makes no batches: {reason}. {self._rest()}")
+            others = len(self.with_state(NodeState.READY))
+            rest = f"{others} other nodes and this machine continue" if others else "Only this machine loads batches"
+            self.messages.append(f"Node {node.info.name} makes no batches: {reason}. {rest}")
         self.wake.set()
         cluster.kill_actor(self._ray, node.actor)
 
@@ -217,10 +219,6 @@ class Nodes:
                 self.lost += node.calls
             self.nodes.clear()
         self.wake.set()
-
-    def _rest(self) -> str:
-        others = len(self.with_state(NodeState.READY))
-        return f"{others} other nodes and this machine continue" if others else "Only this machine loads batches"
 
     def close(self) -> None:
         """Ends the workers on all nodes. Leaves the connection open, because it may be the script's."""

@@ -37,10 +37,7 @@ from .ordering import barrier
 if TYPE_CHECKING:
     import numpy.typing as npt  # importing it at run time would cost ten milliseconds
 
-    Bytes: TypeAlias = npt.NDArray[np.uint8]
-else:
-    Bytes = np.ndarray
-
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 MAX_PINNED_BY_FORK = 256 << 20  # bytes of slots that forked children see; beyond this, batches are copied out
 SLACK = 8  # a slot that proved too small is replaced by one larger than needed by this fraction: an eighth
 

@@ -92,11 +92,8 @@ class Caught(ExceptionWrapper):
         self.state.pop("__notes__", None)  # they are in the text
 
     def __reduce__(self) -> Any:
-        return _rebuild, (
-            _picklable_base(self.exc_type),
-            (self.name, self.exc_msg, self.explanation, self.where),
-            _pickled_attributes(self.state),
-        )
+        fields = {**vars(self), "exc_type": _picklable_base(self.exc_type), "state": {}}
+        return _rebuild, (fields, _pickled_attributes(self.state))
 
     def reraise(self) -> None:
         """Raises it here, as the caught type or as a subclass of that type and RuntimeError."""
@@ -117,10 +114,9 @@ def is_error(batch: Batch) -> bool:
     return isinstance(batch.data if type(batch) is WorkerReply else batch, ExceptionWrapper)
 
 
-def _rebuild(kind: type[BaseException], texts: tuple[str, str, str, str], state: bytes) -> Caught:
+def _rebuild(fields: Attributes, state: bytes) -> Caught:
     caught = Caught.__new__(Caught)
-    caught.exc_type, caught.state = kind, {}
-    caught.name, caught.exc_msg, caught.explanation, caught.where = texts
+    vars(caught).update(fields)
     with contextlib.suppress(Exception):
         caught.state = pickle.loads(state)
     return caught

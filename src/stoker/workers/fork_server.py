@@ -78,10 +78,8 @@ class ForkServer:
         with self._lock:
             known = self._reports[number]
             while key not in known:
-                if self._socket.fileno() < 0:
-                    return None  # it has been closed
-                if not _is_readable(self._socket.fileno(), timeout):
-                    return None
+                if self._socket.fileno() < 0 or not _is_readable(self._socket.fileno(), timeout):
+                    return None  # it has been closed, or says nothing
                 try:
                     message = self._socket.recv(MESSAGE_BYTES)
                 except ConnectionResetError:

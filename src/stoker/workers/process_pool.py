@@ -249,13 +249,6 @@ class ProcessPool:
         self._wake_fd = fd
         self._table.poll.register(fd, select.POLLIN)
 
-    def _woken(self, events: list[tuple[int, int]]) -> bool:
-        if all(fd != self._wake_fd for fd, _ in events):
-            return False
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
-        return True
-
     def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
         with self._until_closed():
             return self._receive(timeout, worker)
@@ -281,7 +274,9 @@ class ProcessPool:
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
             events = poll.poll(min(left, self._interval_s()) * 1000)
-            if self._wake_fd >= 0 and self._woken(events):
+            if self._wake_fd >= 0 and any(fd == self._wake_fd for fd, _ in events):
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake_fd)
                 return None
             with self._lock:
                 if self._closed:
