@@ -42,7 +42,23 @@ MAX_PINNED_BY_FORK = 256 << 20  # bytes of slots that forked children see; beyon
 SLACK = 8  # a slot that proved too small is replaced by one larger than needed by this fraction: an eighth
 
 
-class SlotWriter:
+class SlotBeingFilled:
+    """The memory of the slot that a worker fills."""
+
+    whole: Bytes | None = None  # its memory as an array; None while no slot is being filled
+    used = 0  # bytes in use in it
+    capacity = 0  # its size in bytes
+
+    def room(self, nbytes: int) -> int | None:
+        """Reserves bytes in the slot being filled. Returns their aligned offset, or None if they do not fit."""
+        at = aligned(self.used)
+        if self.whole is None or at + nbytes > self.capacity:
+            return None
+        self.used = at + nbytes
+        return at
+
+
+class SlotWriter(SlotBeingFilled):
     """The worker's side of an arena: takes slots and fills them, never one whose memory is still in use."""
 
     def __init__(self, arena: Arena) -> None:
@@ -50,10 +66,7 @@ class SlotWriter:
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
         self._sent: dict[int, weakref.ref[Bytes]] = {}  # alive while the dataset keeps a tensor in a sent slot
         self.slot = -1  # the slot being filled; -1 for none
-        self.used = 0  # bytes in use in it
-        self.capacity = 0  # its size in bytes
         self.address = 0  # where its memory begins
-        self.whole: Bytes | None = None  # its memory as an array; None while no slot is being filled
         self._stamp = 0
         self._trims_done = arena.trim_requests
 
@@ -80,14 +93,6 @@ class SlotWriter:
         self.slot, self.used, self.capacity = slot, 0, capacity
         self.arena.slot_being_filled = slot
         return True
-
-    def room(self, nbytes: int) -> int | None:
-        """Reserves bytes in the slot being filled. Returns their aligned offset, or None if they do not fit."""
-        at = aligned(self.used)
-        if self.whole is None or at + nbytes > self.capacity:
-            return None
-        self.used = at + nbytes
-        return at
 
     def sent(self) -> None:
         """Hands the slot to the parent. It is not written again while the dataset keeps a tensor in it."""

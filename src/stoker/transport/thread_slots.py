@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .arena import GRAIN, aligned
+from .arena import GRAIN
 from .mapping import Memory, populate
-from .slots import SLACK, Bytes, PageLocker
+from .slots import SLACK, Bytes, PageLocker, SlotBeingFilled
 
 MIN_BYTES = 1 << 16  # malloc is faster below this
 
 
-class HeapWriter:
+class HeapWriter(SlotBeingFilled):
     """Takes slots and fills them, like ``SlotWriter`` but for a thread. ``budget``: bytes of all slots at most."""
 
     def __init__(self, budget: int) -> None:
@@ -29,9 +29,6 @@ class HeapWriter:
         self.locker: PageLocker | None = None
         self._locked_in_use: set[int] = set()  # locked slots, from being taken until the device has read them
         self._slots: list[tuple[Memory, weakref.ref[Bytes] | None]] = []
-        self.whole: Bytes | None = None
-        self.used = 0
-        self.capacity = 0
 
     @property
     def slots(self) -> int:
@@ -67,14 +64,6 @@ class HeapWriter:
 
     def _device_is_done(self, at: int) -> None:
         self._locked_in_use.discard(at)
-
-    def room(self, nbytes: int) -> int | None:
-        """Reserves bytes in the slot being filled. Returns their aligned offset, or None if they do not fit."""
-        at = aligned(self.used)
-        if self.whole is None or at + nbytes > self.capacity:
-            return None
-        self.used = at + nbytes
-        return at
 
     def sent(self) -> None:
         """Leaves the slot to the tensors in it; without any it is free."""
