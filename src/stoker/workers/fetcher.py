@@ -23,22 +23,15 @@ from .protocol import WorkerSpec
 
 
 class BatchFetcher:
-    """Fetches and collates for one worker and one epoch. The constructor calls ``iter()`` on an iterable dataset.
-
-    Args:
-        dataset: as the worker has it; the others of its settings are in ``spec``.
-        collate: writes to a slot and is timed.
-        on_sample_start: see ``Guard``; None if positions are not needed.
-        reads: loads samples of a batch with threads; None to load them one after the other.
-    """
+    """Fetches and collates for one worker and one epoch. The constructor calls ``iter()`` on an iterable dataset."""
 
     def __init__(
         self,
         spec: WorkerSpec,
-        dataset: Any,
-        collate: SlotCollate,
-        on_sample_start: OnSampleStart | None,
-        reads: Ahead | None,
+        dataset: Any,  # the worker's own
+        collate: SlotCollate,  # writes to a slot and is timed
+        on_sample_start: OnSampleStart | None,  # None if positions are not needed
+        reads: Ahead | None,  # loads samples of a batch with threads; None to load them one after the other
     ) -> None:
         self._reads = reads
         self._collate = collate

@@ -65,23 +65,15 @@ the queue's pipe and memory."""
 
 def main(
     spec: WorkerSpec | Pickled[WorkerSpec],
-    place: int,
+    place: int,  # the worker's place in the pool's table, which its records carry
     worker: int,
     ends: Ends,
-    others: list[int],
-    parent: int,
-    interruptible: bool,
-    alive: Fd | None = None,
+    others: list[int],  # descriptors inherited by fork that would keep other pipes open
+    parent: int,  # pid to die with; 0 if it is not known (forkserver, or a thread that may end first)
+    interruptible: bool,  # whether to unblock SIGINT, which is blocked while a worker starts
+    alive: Fd | None = None,  # stays open as long as this process lives; the parent polls its other end
 ) -> None:
-    """Runs a worker process from start to end.
-
-    Args:
-        place: the worker's place in the pool's table, which its records carry.
-        others: descriptors inherited by fork that would keep other pipes open.
-        parent: pid to die with, or 0 if it is not known (forkserver, or a thread that may end first).
-        interruptible: whether to unblock SIGINT, which is blocked while a worker starts.
-        alive: stays open as long as this process lives; the parent polls its other end.
-    """
+    """Runs a worker process from start to end."""
     # The parent's garbage must not be collected here: another loader's iterator would try to end its workers. Also,
     # pages that the collector does not touch stay shared.
     gc.freeze()

@@ -47,24 +47,18 @@ FLUSH_S = 0.01  # between two attempts to write to a full task pipe
 
 
 class ProcessPool:
-    """The worker processes of one iterator. See ``workers.protocol.Pool``.
-
-    Args:
-        context: a multiprocessing context, or torch.multiprocessing itself.
-        arenas: memory of an earlier epoch's workers, reused while it is warm and removed from this list.
-        later: start no worker before ``resize``.
-    """
+    """The worker processes of one iterator. See ``workers.protocol.Pool``."""
 
     ahead = 0
 
     def __init__(
         self,
         spec: WorkerSpec,
-        context: Any,
+        context: Any,  # a multiprocessing context, or torch.multiprocessing itself
         budget: Budget,
-        arenas: list[SlotReader],
+        arenas: list[SlotReader],  # memory of an earlier epoch's workers, reused while warm, and removed from this list
         locker: PageLocker | None = None,
-        later: bool = False,
+        later: bool = False,  # start no worker before ``resize``
     ) -> None:
         self._tokens = -1
         if spec.kept:

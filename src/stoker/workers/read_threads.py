@@ -51,21 +51,15 @@ REMEDY = "stoker.Staged reads several samples at once but draws random numbers i
 
 
 class ReadThreads:
-    """Loads samples of one dataset with threads, in a worker process.
-
-    Args:
-        objects: the dataset, and other objects that loading uses.
-        threads: number of threads; None to decide by measuring, and only if loading is known to be safe.
-        on_wait: see ``faults.guard``; called before each wait for a sample.
-    """
+    """Loads samples of one dataset with threads, in a worker process."""
 
     def __init__(
         self,
         load: Callable[[Index], Sample],
-        objects: Sequence[object],
-        threads: int | None = None,
+        objects: Sequence[object],  # the dataset, and other objects that loading uses
+        threads: int | None = None,  # None to decide by measuring, and only if loading is known to be safe
         same: Callable[[Sample, Sample], bool] = equal_bits,
-        on_wait: OnSampleStart | None = None,
+        on_wait: OnSampleStart | None = None,  # called before each wait for a sample
     ) -> None:
         self._load = load
         self._objects = list(objects)

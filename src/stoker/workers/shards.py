@@ -32,14 +32,7 @@ class OfShard(NamedTuple):
 
 
 class Shards:
-    """Does the tasks of one worker that has several parts. See ``TaskRunner``.
-
-    Args:
-        make: returns the runner for a part, from its number and dataset; all parts but the first get copies.
-        set_worker_info: sets what ``get_worker_info()`` returns for a part.
-        seed: seeds the process-wide random state, which is switched with the part, from base seed and number; None if
-            each part has its own random state.
-    """
+    """Does the tasks of one worker that has several parts. See ``TaskRunner``."""
 
     exhausted = False  # whether the part that ran last has ended
     read_threads = 0  # a stream's samples come one after the other
@@ -49,8 +42,11 @@ class Shards:
         spec: WorkerSpec,
         worker: int,
         dataset: Any,
+        # returns the runner for a part, from its number and dataset; all parts but the first get copies
         make: Callable[[int, Any], TaskRunner],
-        set_worker_info: Callable[[int, ShardStart, Any], None],
+        set_worker_info: Callable[[int, ShardStart, Any], None],  # sets what ``get_worker_info()`` returns for a part
+        # seeds the process-wide random state, which is switched with the part, from base seed and number; None if each
+        # part has its own random state
         seed: Callable[[int, int], object] | None,
     ) -> None:
         mine = range(worker, spec.shards, spec.num_workers)

@@ -20,14 +20,11 @@ def start(
     budget: Budget,
     arenas: list[SlotReader],
     locker: PageLocker | None,
-    parts: int = 0,
+    parts: int = 0,  # of an iterable dataset, which a run keeps; with fewer workers, some have several
     later: bool = False,
 ) -> tuple[ProcessPool, WorkerSpec]:
-    """Starts a ``ProcessPool``, with fewer workers if the system lacks processes, descriptors or memory for all.
-
-    ``parts``: number of parts of an iterable dataset, which a run keeps; with fewer workers, some have several. Raises
-    BudgetError if not even one worker can be started.
-    """
+    """Starts a ``ProcessPool``, with fewer workers if the system lacks processes, descriptors or memory for all. Raises
+    BudgetError if not even one worker can be started."""
     wanted, reason = spec.num_workers, ""
     while True:
         try:

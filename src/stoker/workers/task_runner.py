@@ -41,15 +41,7 @@ REOPEN = (
 
 
 class TaskRunner:
-    """Does the tasks of one worker.
-
-    Args:
-        where: "process" or "thread", for errors.
-        seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
-        look: returns that random state for comparison.
-        on_sample_start: see ``faults.guard``; only in worker processes.
-        shared: finds the generators in objects that other workers also use.
-    """
+    """Does the tasks of one worker."""
 
     def __init__(
         self,
@@ -57,11 +49,12 @@ class TaskRunner:
         worker: int,
         dataset: Any,
         collate: SlotCollate,
-        where: str,
+        where: str,  # "process" or "thread", for errors
+        # sets the random state that this worker's code sees, from base seed, epoch and task
         seed_task: Callable[[int, int, int], None],
-        look: Callable[[], object],
-        on_sample_start: OnSampleStart | None = None,
-        shared: Callable[[], Found] | None = None,
+        look: Callable[[], object],  # returns that random state for comparison
+        on_sample_start: OnSampleStart | None = None,  # only in worker processes
+        shared: Callable[[], Found] | None = None,  # finds the generators in objects that other workers also use
     ) -> None:
         self.spec = spec
         self.id = worker

@@ -220,12 +220,8 @@ class _ThreadWorker(threading.Thread):
 
 
 class ThreadPool:
-    """The worker threads of one iterator. See ``workers.protocol.Pool``.
-
-    They share a map-style dataset; each gets a copy of an iterable one. ``heaps``: memory of an earlier epoch's
-    workers, reused while it is warm and removed from this list. Raises UsageError if an iterable dataset cannot be
-    copied.
-    """
+    """The worker threads of one iterator. They share a map-style dataset; each gets a copy of an iterable one. Raises
+    UsageError if that cannot be copied. See ``workers.protocol.Pool``."""
 
     ahead = 0
 
@@ -234,11 +230,10 @@ class ThreadPool:
         spec: WorkerSpec,
         budget: Budget,
         rng_use: GlobalRngUse,
-        heaps: list[HeapWriter],
+        heaps: list[HeapWriter],  # memory of an earlier epoch's workers, reused while warm, and removed from this list
         locker: PageLocker | None = None,
     ) -> None:
         _patch_get_worker_info()
-
         self.spec = spec
         self.count = spec.num_workers
         self.strict = budget.strict
