@@ -7,7 +7,7 @@ A separate package: ``stoker`` does not import it. The entry point ``ray`` of ``
     trainer                                                 each other node of the cluster
     scheduler -> pool.RemotePool --+-> ProcessPool (here)
                                    +-> Ray actor call ----> node.NodeWorkers -> ProcessPool
-                results.RemoteResult <-- object store <---- encoded batches
+                   pool.RemoteResult <-- object store <---- encoded batches
 
 A task with its own seed is a pure function of the dataset, its indices and its seed. So it may be run anywhere, and
 even twice: the first answer counts. The scheduler determines the order. Ray carries calls and batches, and starts the

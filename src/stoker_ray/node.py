@@ -26,12 +26,14 @@ import torch
 from stoker.core import resources
 from stoker.core.errors import WorkerDiedError, one_line
 from stoker.core.options import Budget
-from stoker.core.types import Index
+from stoker.core.types import Batch, Index
 from stoker.core.version import __version__
 from stoker.sampling.order import Task
 from stoker.transport.arena import TaskId
+from stoker.transport.codec import decode
 from stoker.transport.mapping import Memory
 from stoker.transport.messages import Times
+from stoker.transport.thread_slots import HeapWriter
 from stoker.workers.process_pool import ProcessPool
 from stoker.workers.protocol import SeededTask
 
@@ -46,12 +48,25 @@ MAX_DEATHS = 8  # of workers without a batch in between; after more, the node is
 
 
 class Packed(NamedTuple):
-    """A batch as ``transport.codec`` encodes it."""
+    """A batch as ``transport.codec`` encodes it, in Ray's object store."""
 
     number: int  # of its task
     meta: bytes  # see ``codec.decode``
     leaves: Memory  # an array of uint8, or bytes
     times: Times  # spent on the task on the node
+
+    def unpack(self, slots: HeapWriter) -> Batch:
+        """Decodes the batch into the memory of the process that calls this."""
+        leaves = self.leaves
+        if isinstance(leaves, (bytes, bytearray)):
+            return decode(self.meta, bytearray(leaves))
+        if not slots.take(len(leaves)):
+            return decode(self.meta, np.array(leaves))
+        whole = slots.whole
+        assert whole is not None
+        whole[: len(leaves)] = leaves
+        slots.sent()
+        return decode(self.meta, whole)
 
 
 class Died(NamedTuple):

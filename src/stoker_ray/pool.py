@@ -24,8 +24,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from stoker.core.errors import one_line
+from stoker.core.types import Batch
 from stoker.core.warn import warn_user
 from stoker.sampling.order import Task
+from stoker.transport.thread_slots import HeapWriter
 from stoker.workers.exceptions import is_error
 from stoker.workers.process_pool import ProcessPool
 from stoker.workers.protocol import LocalBatch, Result, WorkerReply, WorkerSpec
@@ -34,7 +36,6 @@ from .checks import digests, first_difference
 from .cluster import using_ray
 from .node import Packed
 from .nodes import AHEAD, NodeRequest, Nodes, NodeState, RayNode
-from .results import RemoteResult, unpack
 
 TICK_S = 0.05  # between two checks for late calls
 LATE = 3.0  # a call that takes this many times the usual duration is repeated by idle local workers
@@ -46,6 +47,18 @@ MOST_PACKED = 8  # and this many batches
 PACK_S = 0.05  # seconds of one core's work that a call may carry, if that is more than one batch
 STORE_SHARE = 3  # batches in flight may fill one part in this many of the object store
 SMALL = 64 << 10  # bytes; smaller answers are decoded at once, because they may be errors
+
+
+class RemoteResult(LocalBatch):
+    """A batch made by a node, still in the object store."""
+
+    def __init__(self, epoch: int, packed: Packed, slots: HeapWriter) -> None:
+        nbytes = len(packed.leaves) + len(packed.meta)
+        super().__init__(-1, epoch, packed.number, False, packed.times, nbytes, packed)
+        self._slots = slots
+
+    def take(self) -> Batch:
+        return super().take().unpack(self._slots)
 
 
 class RemotePool:
@@ -318,7 +331,7 @@ class RemotePool:
         if not isinstance(answer, Packed):
             self._nodes.give_up(node, f"its first batch killed a worker ({answer.reason})")
             return
-        batch = unpack(answer, self._nodes.slots)
+        batch = answer.unpack(self._nodes.slots)
         if is_error(batch):
             error = batch.data if type(batch) is WorkerReply else batch
             lines = [line for line in error.exc_msg.strip().splitlines() if line.strip()]
