@@ -53,13 +53,9 @@ Address = tuple[str, int]
 
 
 def new_cache(samples: int, sites: int | None, asked: int, ranks: int) -> NodeCache | None:
-    """Makes a cache on a node where each of several ranks has workers. None if there is no memory for one.
-
-    Args:
-        samples: number of samples in the dataset; 0 for no cache.
-        sites: number of call sites whose results are kept; None to keep samples.
-        asked: bytes that the user grants on each machine; 0 for half of the free memory.
-    """
+    """Makes a cache on a node where each of several ranks has workers. None if there is no memory for one. ``samples``:
+    how many the dataset has; 0 for no cache. ``sites``: number of call sites whose results are kept; None to keep
+    samples. ``asked``: bytes that the user grants on each machine; 0 for half of the free memory."""
     budget = max(1, ram_budget() // ranks)
     with contextlib.suppress(OSError):
         memories = new_memories(samples, sites, min(asked or budget, budget), 1) if samples else ()

@@ -142,12 +142,9 @@ class NodeWorkers:
 
     def start(self, key: str, shipment: Shipment, light: bytes, workers: int, host: str) -> list[int]:
         """Replaces the workers by new ones for a dataset, and waits for the first of them: otherwise the first batch's
-        time would include the workers' imports.
-
-        ``key`` identifies the pickled dataset; calling again with the same key changes nothing. ``light``: the pickled
-        specification without the user's objects. ``host``: this node's address. Returns for each cache of the dataset
-        the port at which other nodes may ask for samples; 0 if they may not.
-        """
+        time would include the workers' imports. ``key`` identifies the pickled dataset; calling again with the same key
+        changes nothing. ``light``: the pickled specification without the user's objects. ``host``: this node's address.
+        Returns for each cache of the dataset the port at which other nodes may ask for samples; 0 if they may not."""
         if key == self._key and not self._broken:
             return self._ports
         self.stop()

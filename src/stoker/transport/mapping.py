@@ -32,11 +32,9 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_shared(fd: int, length: int, offset: int = 0) -> Memory:
-    """Maps ``length`` bytes of a file, readable, writable and shared with other processes.
-
-    Returns a ctypes array of bytes, which is unmapped when the last view of it dies. Raises OSError if there is no
-    memory or address space, or too many mappings.
-    """
+    """Maps ``length`` bytes of a file, readable, writable and shared with other processes. Returns a ctypes array of
+    bytes, which is unmapped when the last view of it dies. Raises OSError if there is no memory or address space, or
+    too many mappings."""
     libc = _libc()
     address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
     if address == ctypes.c_void_p(-1).value:
@@ -48,13 +46,10 @@ def map_shared(fd: int, length: int, offset: int = 0) -> Memory:
 
 
 def populate(memory: Memory, length: int, used: bool = False) -> None:
-    """Populates the first ``length`` bytes at once, with huge pages if the system allows them for shared memory.
-
-    Replaces one fault per page, the largest cost of fresh memory, by one call. These are only advice (madvise(2)): on a
-    kernel that does not know them, pages are faulted in one by one. ``used``: the pages exist and only need mapping.
-    Reading then maps sixteen at a time, as writable as writing would. For pages that do not exist yet, reading takes
-    twice as long.
-    """
+    """Populates the first ``length`` bytes at once, with huge pages if the system allows them for shared memory: one
+    call instead of one fault per page, the largest cost of fresh memory. Both are only advice (madvise(2)), which a
+    kernel may not know. ``used``: the pages exist and only need mapping. Reading then maps sixteen at a time, as
+    writable as writing would. For pages that do not exist yet, reading takes twice as long."""
     libc, address = _libc(), ctypes.addressof(memory)
     libc.madvise(address, ctypes.sizeof(memory), mmap.MADV_HUGEPAGE)  # obeyed only if shmem_enabled is "advise"
     advice = MADV_POPULATE_READ if used else MADV_POPULATE_WRITE

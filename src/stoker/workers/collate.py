@@ -127,11 +127,9 @@ class SlotCollate:
         return nbytes
 
     def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
-        """Stacks tensors for ``default_collate``, into the slot if there is one.
-
-        torch's workers always stack into an ``out`` of the first sample's dtype, so other dtypes and samples that
-        require grad are errors, and the batch is contiguous. Passes other kinds of tensors to torch's own function.
-        """
+        """Stacks tensors for ``default_collate``, into the slot if there is one. torch's workers always stack into an
+        ``out`` of the first sample's dtype, so other dtypes and samples that require grad are errors, and the batch is
+        contiguous. Passes other kinds of tensors to torch's own function."""
         elem = batch[0]
         if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
             try:

@@ -65,13 +65,11 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 
 
 class Caught(ExceptionWrapper):
-    """Carries the exception that is being handled from a worker to the consumer.
-
-    Does what torch's wrapper does, and also leaves out the engine's frames, adds the line from ``explain``, and keeps
-    those attributes of the exception that can be pickled. If the exception's constructor needs other arguments, torch
-    raises RuntimeError; this class raises a subclass of both types. A class that cannot be pickled is sent as its
-    nearest picklable base class. ``where``: for instance "in DataLoader worker process 0"; ``part``: see ``explain``.
-    """
+    """Carries the exception that is being handled from a worker to the consumer, as torch's wrapper does. Also leaves
+    out the engine's frames, adds the line from ``explain``, and keeps those attributes of the exception that can be
+    pickled. If its constructor needs other arguments, torch raises RuntimeError; this class raises a subclass of both
+    types. A class that cannot be pickled is sent as its nearest picklable base class. ``where``: for instance "in
+    DataLoader worker process 0"; ``part``: see ``explain``."""
 
     exc_type: type[BaseException]
     exc_msg: str

@@ -32,11 +32,8 @@ EXIT_S = 1.0  # how long to wait for the exit code after the process was seen to
 
 
 class ForkServer:
-    """The parent's side of the interpreter that workers are forked from.
-
-    Raises TypeError, AttributeError or pickle.PicklingError if ``spec`` cannot be pickled, and UsageError if it needs a
-    class or function that a new process cannot import.
-    """
+    """The parent's side of the interpreter that workers are forked from. Raises TypeError, AttributeError or
+    pickle.PicklingError if ``spec`` cannot be pickled, and UsageError if a new process cannot import what it needs."""
 
     def __init__(self, context: Any, spec: WorkerSpec, parent: int) -> None:
         self._pickled = Pickled(spec)

@@ -61,12 +61,9 @@ set_mkl = _set_mkl()
 
 
 def cap_thread() -> None:
-    """Caps OpenMP and torch's MKL at one thread for code that this thread calls.
-
-    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch obeys it.
-    ``torch.set_num_threads`` would also apply to threads made later, including the user's. The counts of OpenBLAS and
-    OpenCV belong to the whole process and are left alone.
-    """
+    """Caps OpenMP and torch's MKL at one thread for code that this thread calls. OpenMP's count belongs to the thread
+    that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch obeys it. ``torch.set_num_threads`` would also apply
+    to threads made later, including the user's. OpenBLAS and OpenCV have one count for the process, left alone."""
     torch.get_num_threads()  # sets the thread's count at its first call, which must not undo the cap below
     set_mkl(1)
     for pool in look().lib_controllers:

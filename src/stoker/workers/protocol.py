@@ -227,11 +227,9 @@ class Pool(Protocol):
         """Announces that there will be no more tasks. Workers leave once they have answered those they have."""
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
-        """Returns the next result, or None after ``timeout`` seconds (None: no limit).
-
-        ``worker`` is the one whose result is needed. Others' results may come first, or stay unread until they are
-        needed. Raises WorkerDiedError if a worker that was not told to leave is gone.
-        """
+        """Returns the next result, or None after ``timeout`` seconds (None: no limit). ``worker`` is the one whose
+        result is needed. Others' results may come first, or stay unread until they are needed. Raises WorkerDiedError
+        if a worker that was not told to leave is gone."""
 
     def close(self) -> None:
         """Ends all workers and frees everything. May be called twice; does nothing in a forked child."""

@@ -33,11 +33,9 @@ def bound(max_errors: int | float | None, samples: int | None) -> int:
 
 
 def quarantine(path: Path, failures: Iterable[Failure], dataset: str) -> None:
-    """Appends a line of JSON for each failure. Raises OSError if the file cannot be written to.
-
-    Each line is one write(2) to a file opened with ``O_APPEND``, so lines of several ranks do not mix. Only the owner
-    can read the file (0600), and links, pipes, devices and other users' files are not written to.
-    """
+    """Appends a line of JSON for each failure. Raises OSError if the file cannot be written to. Each line is one
+    write(2) to a file opened with ``O_APPEND``, so lines of several ranks do not mix. Only the owner can read the file
+    (0600), and links, pipes, devices and other users' files are not written to."""
     fd = os.open(path, OPEN_FLAGS, 0o600)
     try:
         st = os.fstat(fd)
@@ -56,11 +54,9 @@ def quarantine(path: Path, failures: Iterable[Failure], dataset: str) -> None:
 
 
 class ErrorLog:
-    """The failed samples of one loader, over all its epochs. A sample counts once, however often it fails.
-
-    Samples are counted when batches are delivered, in the sampler's order. So the batch at which the limit is exceeded
-    does not depend on the number of workers. ``path``: of the quarantine file; None to write none.
-    """
+    """The failed samples of one loader, over all its epochs. A sample counts once, however often it fails, and when its
+    batch is delivered, in the sampler's order. So the batch at which the limit is exceeded does not depend on the
+    number of workers. ``path``: of the quarantine file; None to write none."""
 
     def __init__(self, samples: int | None, max_errors: int | float | None, path: str | None, dataset: str) -> None:
         self.samples = samples

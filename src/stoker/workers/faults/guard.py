@@ -33,12 +33,9 @@ class FetchParts(NamedTuple):
 
 
 class Guard:
-    """Makes batches from ``parts``, under a policy.
-
-    Makes a batch at once if the dataset can (``__getitems__``, a gather, a cache). If that fails, and the policy is not
-    "raise", makes it again sample by sample. A failed sample's replacement depends on the base seed, the epoch and the
-    task, not on the worker.
-    """
+    """Makes batches from ``parts``, at once if the dataset can (``__getitems__``, a gather, a cache). If that fails,
+    and the policy is not "raise", makes it again sample by sample. A failed sample's replacement depends on the base
+    seed, the epoch and the task, not on the worker."""
 
     def __init__(self, parts: FetchParts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:
         self.parts = parts
