@@ -164,10 +164,6 @@ def _bytes_of(s: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(s, 0, (s.nbytes(),), (1,))
 
 
-def _layout(t: torch.Tensor) -> Layout:
-    return t.dtype, t.shape, t.stride()
-
-
 class Encoded:
     """An object split into a meta block and leaves. Call ``place``, then ``write`` or ``blob``."""
 
@@ -226,13 +222,14 @@ class Encoded:
         if self._stream is ONE and not base and self._copies:
             if len(_meta_of_layout) >= MAX_LAYOUTS:
                 _meta_of_layout.clear()
-            _meta_of_layout[_layout(self._tensors[0])] = (self.meta, self._copies[0][2])
+            t = self._tensors[0]
+            _meta_of_layout[t.dtype, t.shape, t.stride()] = (self.meta, self._copies[0][2])
         return self
 
     def _place_as_before(self) -> bool:
         """Reuses the meta block of an earlier batch with the same layout; small batches mostly have one."""
         t = self._tensors[0]
-        known = _meta_of_layout.get(_layout(t))
+        known = _meta_of_layout.get((t.dtype, t.shape, t.stride()))
         if known is None:
             return False
         self.meta, self.size = known

@@ -91,7 +91,7 @@ class SlotCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Batch], writer: SlotWriter | HeapWriter, batched: bool) -> None:
         self.fn = collate_fn
-        self._writer = writer
+        self.writer = writer
         self._batched = batched
         self._exact = collate_fn is torch_collate.default_collate
         self.expected = 0
@@ -110,20 +110,16 @@ class SlotCollate:
                     if nbytes > INLINE:
                         nbytes += (leaves + 1) * ALIGN
                 if nbytes > INLINE:
-                    self._writer.take(nbytes)
+                    self.writer.take(nbytes)
             return self.fn(data)
         finally:
             self.spent_ns = time.perf_counter_ns() - began
 
-    def cancel(self) -> None:
-        """Drops the collated batch, which is then made again in the same slot."""
-        self._writer.cancel()
-
     def finish(self) -> int:
         """Hands the slot over to a batch that was made in this process. Returns the bytes in the slot."""
-        nbytes = self._writer.used if self._writer.whole is not None else 0
+        nbytes = self.writer.used if self.writer.whole is not None else 0
         self.expected = max(nbytes, self.expected - self.expected // 16)
-        self._writer.sent()
+        self.writer.sent()
         return nbytes
 
     def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
@@ -145,28 +141,28 @@ class SlotCollate:
         """Returns these rows of each table, in the slot if there is one."""
         sizes = [len(rows) * t.numel() // max(1, len(t)) * t.element_size() for t in tables]
         if sum(sizes) > INLINE:
-            self._writer.take(sum(sizes) + (len(tables) + 1) * ALIGN)
+            self.writer.take(sum(sizes) + (len(tables) + 1) * ALIGN)
         try:
             return [torch.index_select(t, 0, rows, out=self._place(len(rows), t.dtype, t.shape[1:])) for t in tables]
         except Exception:
-            self._writer.cancel()  # the fallback loop takes its own slot
+            self.writer.cancel()  # the fallback loop takes its own slot
             raise
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns memory for a tensor of the batch, in the slot if there is room."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if self._writer.whole is None and nbytes > INLINE:
-            self._writer.take(max(self.expected, nbytes + 2 * ALIGN))
+        if self.writer.whole is None and nbytes > INLINE:
+            self.writer.take(max(self.expected, nbytes + 2 * ALIGN))
         out = self._place(1, dtype, torch.Size(shape))
         return torch.empty(shape, dtype=dtype) if out is None else out[0]
 
     def _place(self, count: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor | None:
         """Returns memory for ``count`` samples in the slot; None if there is no slot, or no room in it."""
         numel = count * math.prod(shape)
-        at = self._writer.room(numel * dtype.itemsize) if numel else None
+        at = self.writer.room(numel * dtype.itemsize) if numel else None
         if at is None:
             return None
-        return torch.frombuffer(self._writer.whole, dtype=dtype, count=numel, offset=at).view(count, *shape)
+        return torch.frombuffer(self.writer.whole, dtype=dtype, count=numel, offset=at).view(count, *shape)
 
     @contextmanager
     def active(self) -> Iterator[None]:

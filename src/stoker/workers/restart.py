@@ -80,21 +80,21 @@ class _SharedTasks:
 
 
 class _Assigned:
-    """Tasks of one worker, oldest first: answered ones that may have to be repeated, then the others."""
+    """Tasks of one worker, oldest first."""
 
     def __init__(self) -> None:
-        self.tasks: deque[Task] = deque()
-        self.answered = 0
+        self.answered: deque[Task] = deque()  # those that may have to be repeated
+        self.waiting: deque[Task] = deque()  # for an answer
         self.limit = 0  # number of tasks above which old ones are dropped
 
+    def begun(self) -> list[Task]:
+        """Returns the tasks that the worker may have begun."""
+        return [*self.answered, *itertools.islice(self.waiting, 1)]
+
     def first_to_repeat(self, checkpoint: TaskId | None) -> int:
-        """Returns how many of the tasks precede the last saved random state."""
-        if checkpoint is None:
-            return 0
-        epoch, number = checkpoint
-        known = itertools.islice(self.tasks, self.answered + 1)
-        at = next((k for k, task in enumerate(known) if task.number == number and task.epoch == epoch), 0)
-        return min(self.answered, at)
+        """Returns how many of the answered tasks precede the last saved random state."""
+        begun = [task_id(task) for task in self.begun()]
+        return begun.index(checkpoint) if checkpoint in begun else 0
 
 
 class _OwnTasks:
@@ -109,24 +109,21 @@ class _OwnTasks:
 
     def given(self, worker: int, task: Task) -> None:
         assigned = self._assigned[worker]
-        assigned.tasks.append(task)
-        if len(assigned.tasks) > assigned.limit:
+        assigned.waiting.append(task)
+        if len(assigned.answered) + len(assigned.waiting) > assigned.limit:
             for _ in range(assigned.first_to_repeat(self._pool.workers[worker].rng_checkpoint)):
-                assigned.tasks.popleft()
-                assigned.answered -= 1
-            assigned.limit = len(assigned.tasks) + DROP_EVERY
+                assigned.answered.popleft()
+            assigned.limit = len(assigned.answered) + len(assigned.waiting) + DROP_EVERY
 
     def answered(self, worker: int) -> None:
+        task = self._assigned[worker].waiting.popleft()
         if self._saves_rng:
-            self._assigned[worker].answered += 1
-        else:
-            self._assigned[worker].tasks.popleft()
+            self._assigned[worker].answered.append(task)
 
     def find(self, dead: WorkerHandle, unanswered: Mapping[int, Index]) -> Task | None:
         """See ``_SharedTasks.find``."""
-        assigned = self._assigned[dead.id]
-        known = list(assigned.tasks)[: assigned.answered + 1]
-        return next((task for task in known if task_id(task) == dead.current_task), None)
+        begun = self._assigned[dead.id].begun()
+        return next((task for task in begun if task_id(task) == dead.current_task), None)
 
     def for_replacement(
         self, dead: WorkerHandle, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
@@ -136,41 +133,38 @@ class _OwnTasks:
         out: list[Task] = []
         if self._saves_rng:
             self._skip_what_fails_in_repeat(dead, assigned)
-            for task in list(assigned.tasks)[assigned.first_to_repeat(dead.rng_checkpoint) : assigned.answered]:
+            for task in list(assigned.answered)[assigned.first_to_repeat(dead.rng_checkpoint) :]:
                 out.append(task._replace(indices=try_again(task, _bad(task), replay=True)))
-        at = assigned.answered
-        rest = list(assigned.tasks)[at:]
+        rest = list(assigned.waiting)
         if rest and dead.current_task == task_id(rest[0]):
             current = rest.pop(0)
             again = self._retries.retry(dead, current)
             if isinstance(again, StokerError):
                 if current.epoch == epoch:  # else it belongs to an epoch that was left early
                     lost[current.number] = again
-                del assigned.tasks[at]
+                assigned.waiting.popleft()
             else:
-                assigned.tasks[at] = current._replace(indices=again._replace(probe=False))
+                assigned.waiting[0] = current._replace(indices=again._replace(probe=False))
                 out.append(current._replace(indices=again))
         return [*out, *rest]
 
     def _skip_what_fails_in_repeat(self, dead: WorkerHandle, assigned: _Assigned) -> None:
         """Skips a sample that loaded once, but kills or hangs its worker when the task is repeated for its draws (a
         file server may have gone). Later draws may then differ."""
-        answered = list(assigned.tasks)[: assigned.answered]
-        at = next((k for k, task in enumerate(answered) if task_id(task) == dead.current_task), None)
+        at = next((k for k, task in enumerate(assigned.answered) if task_id(task) == dead.current_task), None)
         if at is None:
             return
-        task = answered[at]
+        task = assigned.answered[at]
         self._deaths_in_repeat[task_id(task)] += 1
         if not dead.timeout_stack and self._deaths_in_repeat[task_id(task)] < MIN_DEATHS:
             return  # perhaps it was killed by chance
         sample = self._retries.sample_at(dead, task.indices)
         if sample is None:
-            del assigned.tasks[at]
-            assigned.answered -= 1
+            del assigned.answered[at]
         else:
             k, index, file = sample
             bad = {**_bad(task), k: Failure(plain(index), file, "failed when it was loaded again")}
-            assigned.tasks[at] = task._replace(indices=try_again(task, bad))
+            assigned.answered[at] = task._replace(indices=try_again(task, bad))
         self.draws_changed = True
 
 

@@ -210,7 +210,7 @@ class TaskRunner:
         data = self._run(epoch, number, indices)
         if self._own is not None and self._own.appeared():
             del data
-            self.collate.cancel()
+            self.collate.writer.cancel()  # the batch is made again, in the same slot
             data = self._run(epoch, number, indices)
         self._made += 1
         if self.exhausted or not (self._sends_state or look is not None):
