@@ -208,9 +208,8 @@ def own_store(ray: ModuleType) -> int:
 
 
 def beacon(ray: ModuleType) -> socket.socket | None:
-    """Makes a socket to which each node connects; returns None if that fails. Connections are never accepted. The
-    kernel closes them when this process ends, even by SIGKILL, and then the actors end. Ray by itself may take twenty
-    seconds."""
+    """Makes a socket to which each node connects; None if that fails. Connections are never accepted. The kernel closes
+    them when this process ends, even by SIGKILL, and then the actors end. Ray by itself may take twenty seconds."""
     with contextlib.suppress(Exception):
         host = ray.util.get_node_ip_address()
         return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=4096)

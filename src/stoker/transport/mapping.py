@@ -33,8 +33,7 @@ def _libc() -> ctypes.CDLL:
 
 def map_shared(fd: int, length: int, offset: int = 0) -> Memory:
     """Maps ``length`` bytes of a file, readable, writable and shared with other processes. Returns a ctypes array of
-    bytes, which is unmapped when the last view of it dies. Raises OSError if there is no memory or address space, or
-    too many mappings."""
+    bytes, unmapped when its last view dies. Raises OSError if memory, address space or mappings are exhausted."""
     libc = _libc()
     address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
     if address == ctypes.c_void_p(-1).value:

@@ -31,8 +31,7 @@ def select(tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]
 
 class RowGather:
     """Makes the batches of a dataset that ``fits`` by ``index_select``. ``loop`` makes a batch as torch does: the first
-    batch, and any that cannot be gathered. ``select`` returns rows of tables; a worker's version puts them into a
-    slot."""
+    batch, and any that cannot be gathered. ``select`` returns rows of tables; a worker's puts them into a slot."""
 
     def __init__(self, dataset: Any, loop: Callable[[list[Index]], Batch], select: Select = select) -> None:
         self._subset = dataset if type(dataset) is Subset else None

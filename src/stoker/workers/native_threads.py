@@ -74,8 +74,7 @@ def cap_thread() -> None:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limits the calling thread to one native thread, as in a worker: sums over large tensors and matrix products are
-    then accumulated in the same order. BLAS has one count for the whole process, so the script's other threads are
-    limited meanwhile as well."""
+    then accumulated in the same order. BLAS has one count for the process, so other threads are limited as well."""
     torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it
     pools = look().lib_controllers  # a sample's code may have imported more
     counts = [pool.get_num_threads() for pool in pools]

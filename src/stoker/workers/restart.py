@@ -192,8 +192,7 @@ class Restarts:
 
     def replace_dead(self, e: WorkerDiedError, epoch: int, unanswered: Mapping[int, Index]) -> dict[int, StokerError]:
         """Starts a replacement for each worker that ``e`` reports dead. ``unanswered``: if workers share tasks, those
-        without an answer yet. Returns by number the tasks that are not retried, and why. Raises WorkerDiedError if too
-        many workers died."""
+        without an answer. Returns why tasks are not retried, by number. Raises WorkerDiedError if too many died."""
         lost: dict[int, StokerError] = {}
         for place in e.places:
             dead = self._pool.workers[place]

@@ -14,8 +14,7 @@ _handler: Any = None  # the script's SIGINT handler while the main thread forks;
 @contextlib.contextmanager
 def waits() -> Iterator[None]:
     """Delays Ctrl-C until the block ends. Blocking the signal is not enough: another thread takes it then, and the
-    handler still runs in the main thread. That may be in an ``os.register_at_fork`` hook, where exceptions are printed
-    and dropped."""
+    handler still runs in the main thread, maybe in an ``os.register_at_fork`` hook, which drops exceptions."""
     global _handler
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     came: list[int] = []
@@ -37,8 +36,7 @@ def waits() -> Iterator[None]:
 
 def ignore() -> None:
     """In a worker that may wait for its loader's next iterator: ignores signals to the whole process group. The script
-    may handle them, and a loader without persistent workers has none between two epochs. The script's process ends its
-    workers, and they end with it."""
+    may handle them, and expects no workers between two epochs. Its process ends the workers, and they end with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

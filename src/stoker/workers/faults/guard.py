@@ -47,9 +47,8 @@ class Guard:
     def begin(
         self, base_seed: int, epoch: int, task: int, reseed: Callable[[], None] | None = None, others: int = 0
     ) -> None:
-        """Prepares the next task. Base seed, epoch and task seed the choice of replacements. ``reseed`` restores the
-        random state of the task's beginning; None if that is unknown. ``others``: how often a replacement took too
-        long."""
+        """Prepares the next task. The numbers seed the choice of replacements. ``others``: how often one took too long.
+        ``reseed`` restores the random state of the task's beginning; None if that is unknown."""
         self._seed, self._reseed = (base_seed, epoch, task, others)[: 4 if others else 3], reseed
 
     def __call__(self, indices: Index, bad: Mapping[int, Failure] | None = None) -> Batch:
