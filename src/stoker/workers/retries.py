@@ -24,11 +24,10 @@ class _History:
 
     def __init__(self, bad: dict[int, Failure]) -> None:
         self.bad = dict(bad)  # samples that are not tried, by position
-        self.deaths = 0
         self.timeouts = 0  # at samples that could not be identified
         self.deaths_after_probe = 0
         self.deaths_at: Counter[int] = Counter()  # by position of the sample
-        self.pids: list[int | None] = []
+        self.pids: list[int | None] = []  # of the workers that died
         self.last_death = ""
 
 
@@ -65,7 +64,6 @@ class Retries:
         history = self._histories.setdefault(task_id(task), _History(self.known_failures(task.indices)))
         if dead.timeout_stack:
             return self._after_timeout(dead, history, task)
-        history.deaths += 1
         history.pids.append(dead.process.pid)
         history.last_death = dead.how_it_ended()
         sample = self.sample_at(dead, task.indices)
@@ -82,9 +80,9 @@ class Retries:
                 )
         elif sample is not None:
             history.deaths_at[sample[0]] += 1
-            if history.deaths_at[sample[0]] > 1 and history.deaths >= MIN_DEATHS:
+            if history.deaths_at[sample[0]] > 1 and len(history.pids) >= MIN_DEATHS:
                 return self._blame(history, task, *sample)
-        return try_again(task, history.bad, probe=history.deaths > 1, others=history.timeouts)
+        return try_again(task, history.bad, probe=len(history.pids) > 1, others=history.timeouts)
 
     def _after_timeout(self, dead: WorkerHandle, history: _History, task: Task) -> RetryTask | StokerError:
         """Handles a worker killed because a sample took too long. If the sample is known, it is not retried."""
@@ -112,7 +110,7 @@ class Retries:
 
     def _blame(self, history: _History, task: Task, k: int, index: Index, file: str) -> RetryTask | StokerError:
         if plain(index) not in self._known:
-            self.refunds += history.deaths
+            self.refunds += len(history.pids)
         del self._histories[task_id(task)]
         if not self._skips:
             return WorkerDiedError(
