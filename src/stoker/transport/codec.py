@@ -73,13 +73,8 @@ def _simple(t: torch.Tensor) -> bool:
 
 
 def _plain(t: torch.Tensor) -> bool:
-    return (
-        t.layout is torch.strided
-        and t.device.type == "cpu"
-        and not t.is_quantized
-        and not t.is_nested
-        and t.dtype in _CODES
-    )
+    is_strided = t.layout is torch.strided and not t.is_quantized and not t.is_nested
+    return is_strided and t.device.type == "cpu" and t.dtype in _CODES
 
 
 def _array(a: npt.NDArray[np.generic]) -> object:

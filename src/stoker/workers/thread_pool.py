@@ -263,12 +263,8 @@ class ThreadPool:
         """With task seeds, gives a worker its own copy of the objects that lead to generators. If these cannot be
         copied, they stay shared and are reported when workers draw from them. Returns whether a copy was made."""
         spec = self.spec
-        if (
-            not spec.task_seeds
-            or spec.kind != _DatasetKind.Map
-            or is_stateful(spec.dataset)
-            or not self.find_shared_generators()
-        ):
+        may_copy = spec.task_seeds and spec.kind == _DatasetKind.Map and not is_stateful(spec.dataset)
+        if not may_copy or not self.find_shared_generators():
             return False
         with self._copying:  # not while another worker copies the same objects
             try:
