@@ -13,9 +13,7 @@ from .pool import RemotePool
 class RayNodes(Nodes):
     """See ``stoker.workers.protocol.OtherMachines``."""
 
-    @staticmethod
-    def check(address: str) -> None:
-        checked_address(address)
+    check = staticmethod(checked_address)
 
     def around(self, workers: ProcessPool, spec: WorkerSpec) -> RemotePool:
         check_dataset(spec)

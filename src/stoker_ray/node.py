@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -85,23 +86,16 @@ class Facts(NamedTuple):
     versions: dict[str, str]  # by name, of Python and of the packages that make batches
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and the packages that make batches, in this process."""
-    out = {"python": platform.python_version().rpartition(".")[0], "stoker": __version__}
-    out |= {"torch": torch.__version__, "numpy": np.__version__, "byte order": sys.byteorder}
-    return out
-
-
-def package_versions(names: list[str]) -> dict[str, str]:
-    """Returns versions of installed packages; "" for those that are not installed."""
+def versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Returns the versions of Python, of what always makes batches, and of other packages; "" if not installed."""
     from importlib import metadata
 
-    out = {}
-    for name in names:
-        try:
+    out = {"python": platform.python_version().rpartition(".")[0], "stoker": __version__}
+    out |= {"torch": torch.__version__, "numpy": np.__version__, "byte order": sys.byteorder}
+    for name in packages:
+        out[name] = ""
+        with contextlib.suppress(metadata.PackageNotFoundError):
             out[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            out[name] = ""
     return out
 
 
@@ -137,8 +131,7 @@ class NodeWorkers:
         """Returns versions and the number of cores. This process ends when its connection to ``trainer`` ends."""
         if trainer is not None:
             threading.Thread(target=_end_with, args=(trainer,), name="stoker_trainer", daemon=True).start()
-        known = {**versions(), **package_versions(packages)}
-        return Facts(socket.gethostname(), os.getpid(), resources.read().cores, known)
+        return Facts(socket.gethostname(), os.getpid(), resources.read().cores, versions(packages))
 
     def start(self, key: str, shipment: Shipment, light: bytes, workers: int, host: str) -> list[int]:
         """Replaces the workers by new ones for a dataset, and waits for the first of them: otherwise the first batch's

@@ -32,7 +32,7 @@ from stoker.transport.thread_slots import HeapWriter
 from stoker.workers.protocol import WorkerSpec
 
 from . import checks, cluster
-from .node import package_versions, versions
+from .node import versions
 from .shipment import Shipment, pickled_spec, without_objects
 
 logger = logging.getLogger("stoker.ray")
@@ -315,7 +315,7 @@ class Nodes:
         try:
             if node.actor is None:
                 names = checks.imported_packages()
-                here = {**versions(), **package_versions(names)}
+                here = versions(names)
                 trainer = None if self._beacon is None else self._beacon.getsockname()[:2]
                 with cluster.using_ray():
                     node.actor = cluster.start_actor(ray, node.info, AHEAD * node.info.cores + 2)

@@ -20,8 +20,6 @@ from .mapping import Memory, map_shared, punch
 MAX_SLOTS = 1024  # each slot is one mapping on each side; Linux allows 65,530 mappings per process
 ALIGN = 64  # a cache line, and more than any dtype needs
 GRAIN = 1 << 16  # slot sizes are multiples of this, so batches of similar size fit each other's slots
-
-
 _CONTROL_BYTES = 8 * 17
 _TABLE_AT = _CONTROL_BYTES
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16

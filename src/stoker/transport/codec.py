@@ -36,13 +36,11 @@ if TYPE_CHECKING:
 
 TensorRow: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]
 """A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad."""
-Span: TypeAlias = tuple[int, int]
-"""A buffer leaf: offset, bytes."""
-Layout: TypeAlias = tuple[torch.dtype, torch.Size, tuple[int, ...]]
-"""Determines the meta block of a batch that is one tensor: dtype, shape, strides."""
+Span: TypeAlias = tuple[int, int]  # a buffer leaf: offset, bytes
+Layout: TypeAlias = tuple[torch.dtype, torch.Size, tuple[int, ...]]  # of a tensor: dtype, shape, strides
 ONE, LIST = b"1", b"L"  # replace the stream of the two most common batches: a tensor, and a list of tensors
 MAX_LAYOUTS = 1000  # layouts remembered on each side
-_meta_of_layout: dict[Layout, tuple[bytes, int]] = {}  # meta block, bytes of the leaf
+_meta_of_layout: dict[Layout, tuple[bytes, int]] = {}  # for a batch that is one tensor: meta block, bytes of the leaf
 _decoded_meta: dict[bytes, tuple[list[TensorRow], list[Span], bytes]] = {}
 FOREIGN = ">" if sys.byteorder == "little" else "<"
 # torch's loader pickles with the default protocol. Since Python 3.14 that is 5, which keeps the memory order and byte

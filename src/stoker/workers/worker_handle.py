@@ -6,7 +6,6 @@ import enum
 import select
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
-from typing import TypeAlias
 
 from ..core.types import Batch
 from ..transport.arena import TaskId
@@ -17,16 +16,14 @@ from ..transport.slots import Bytes, SlotReader
 from .faults import exit_reason
 from .protocol import Position
 
-LeaseOrCopy: TypeAlias = Callable[[SlotReader, int, int], Bytes]
-"""Turns a slot and the bytes used in it into an array for the consumer."""
-
 
 class Received:
-    """A result that has arrived. It is decoded when it is delivered."""
+    """A result that has arrived. It is decoded when it is delivered. ``lease`` turns a slot and the bytes used in it
+    into an array for the consumer."""
 
     __slots__ = ("_lease", "_reader", "_record", "ended", "epoch", "nbytes", "task", "times", "worker")
 
-    def __init__(self, lease: LeaseOrCopy, r: Message, reader: SlotReader) -> None:
+    def __init__(self, lease: Callable[[SlotReader, int, int], Bytes], r: Message, reader: SlotReader) -> None:
         self._lease = lease
         self._record = r
         self._reader = reader
