@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import platform
 import socket
 import sys
@@ -133,17 +132,17 @@ class NodeWorkers:
             threading.Thread(target=_end_with, args=(trainer,), name="stoker_trainer", daemon=True).start()
         return Facts(socket.gethostname(), os.getpid(), resources.read().cores, versions(packages))
 
-    def start(self, key: str, shipment: Shipment, light: bytes, workers: int, host: str) -> list[int]:
+    def start(self, key: str, shipment: Shipment, workers: int, host: str) -> list[int]:
         """Replaces the workers by new ones for a dataset, and waits for the first of them: otherwise the first batch's
         time would include the workers' imports. ``key`` identifies the pickled dataset; calling again with the same key
-        changes nothing. ``light``: the pickled specification without the user's objects. ``host``: this node's address.
-        Returns for each cache of the dataset the port at which other nodes may ask for samples; 0 if they may not."""
+        changes nothing. ``host``: this node's address. Returns for each cache of the dataset the port at which other
+        nodes may ask for samples; 0 if they may not."""
         if key == self._key and not self._broken:
             return self._ports
         self.stop()
         with self._lock:
             shipment.settle()
-            spec = ShippedSpec.of(shipment, pickle.loads(light), workers)
+            spec = ShippedSpec.of(shipment, workers)
             memory = resources.memory_granted()
             self._broken, self._deaths, self._round = "", 0, -1
             self._caches = [cache for cache in spec.caches if cache is not None]

@@ -15,7 +15,6 @@ import enum
 import hashlib
 import logging
 import os
-import pickle
 import socket
 import statistics
 import threading
@@ -33,7 +32,7 @@ from stoker.workers.protocol import WorkerSpec
 
 from . import checks, cluster
 from .node import versions
-from .shipment import Shipment, pickled_spec, without_objects
+from .shipment import Shipment, pickled_spec
 
 logger = logging.getLogger("stoker.ray")
 LOOK_S = 2.0  # between two listings of the nodes
@@ -142,7 +141,6 @@ class Nodes:
         self._ray: ModuleType  # set by the thread, which makes all nodes
         self._shipment: Shipment | None = None
         self._shipped: Any = None  # its reference in the object store
-        self._light = b""
         self._owner = os.getpid()
         self._closed = False
         self._session = 0  # number of Ray sessions that have ended
@@ -154,13 +152,11 @@ class Nodes:
         UsageError if Ray is not installed, or the dataset cannot be pickled."""
         if self._thread is None:
             cluster.check_installed()
-        neutral = replace(spec, base_seed=0, part_epochs=0, restart=True, shared=True, num_workers=1)
-        pickled = pickled_spec(neutral)
+        pickled = pickled_spec(replace(spec, base_seed=0, part_epochs=0, restart=True, shared=True, num_workers=1))
         key = hashlib.sha256(pickled.data).hexdigest()[:16]
         with self.lock:
             if key != self.key:
                 self.key, self._shipment, self._shipped = key, Shipment.of(pickled), None
-                self._light = pickle.dumps(without_objects(neutral))
                 for node in self.nodes.values():
                     if node.state is not NodeState.UNUSABLE:
                         node.state = NodeState.STARTING
@@ -329,11 +325,11 @@ class Nodes:
             with self.lock:
                 if session != self._session:
                     return  # an actor of a previous session must not be called
-                key, shipment, light = self.key, self._shipment, self._light
+                key, shipment = self.key, self._shipment
                 with cluster.using_ray():
                     if self._shipped is None:
                         self._shipped = ray.put(shipment)
-                    ref = node.actor.start.remote(key, self._shipped, light, node.info.cores, node.info.host)
+                    ref = node.actor.start.remote(key, self._shipped, node.info.cores, node.info.host)
             node.ports, node.peers = self._wait_for(ref, session), []
         except Exception as e:
             if not self._closed and session == self._session:

@@ -54,6 +54,7 @@ TRAVELS = re.compile(
 class SpecPickle(NamedTuple):
     """A pickled ``WorkerSpec``."""
 
+    light: WorkerSpec  # the specification without the user's objects
     data: bytes  # the pickle, in which each dataset with a cache has a number
     # by that number, the function that makes the cache on a node, given the number of ranks that have workers there
     caches: list[Callable[[int], NodeCache | None]]
@@ -124,7 +125,8 @@ def pickled_spec(spec: WorkerSpec) -> SpecPickle:
         raise
     except Exception as e:
         raise UsageError(f"the dataset cannot be pickled ({one_line(e)})") from e
-    return SpecPickle(file.getvalue(), caches)
+    light = replace(spec, dataset=None, collate_fn=_nothing, init_fn=None, on_error=None)
+    return SpecPickle(light, file.getvalue(), caches)
 
 
 def _without_contents(staged: Staged, samples: int) -> Attributes:
@@ -155,21 +157,15 @@ class ShippedSpec(WorkerSpec):
     caches: list[NodeCache | None]
 
     @classmethod
-    def of(cls, shipment: Shipment, light: WorkerSpec, num_workers: int) -> ShippedSpec:
-        """Makes a specification from a shipment. ``light``: the fields that the pool must know."""
-        out = cls(**{**vars(light), "num_workers": num_workers})
+    def of(cls, shipment: Shipment, num_workers: int) -> ShippedSpec:
+        out = cls(**{**vars(shipment.spec.light), "num_workers": num_workers})
         object.__setattr__(out, "shipment", shipment)
-        object.__setattr__(out, "caches", [new(light.ranks[1]) for new in shipment.spec.caches])
+        object.__setattr__(out, "caches", [new(out.ranks[1]) for new in shipment.spec.caches])
         return out
 
     def __reduce__(self) -> tuple[Callable[..., WorkerSpec], tuple[object, ...]]:
         shipment = self.shipment
         return _unpickle, (shipment.spec.data, shipment.sources, shipment.modules, self.caches, self.num_workers)
-
-
-def without_objects(spec: WorkerSpec) -> WorkerSpec:
-    """Returns the specification without the user's objects."""
-    return replace(spec, dataset=None, collate_fn=_nothing, init_fn=None, on_error=None)
 
 
 def _nothing(samples: Any) -> Any:

@@ -42,7 +42,6 @@ UNPICKLES = {
     "workers/fork_server_main.py": "the parent, by the same socket",
     "workers/handover.py": "the parent, by memory that workers inherit",
     "workers/process_main.py": "the parent, by pipes",
-    "stoker_ray/node.py": "the trainer, by Ray, which unpickles",
     "stoker_ray/shipment.py": "the trainer, by Ray, which unpickles",
 }
 
