@@ -117,12 +117,12 @@ class _Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._inside = 0
-        self._shut = False
+        self.is_shut = False
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         with self._changed:
-            if self._shut:
+            if self.is_shut:
                 raise ClusterError("the Ray session has ended")
             self._inside += 1
         try:
@@ -134,14 +134,11 @@ class _Gate:
 
     def shut(self) -> None:
         """Stops calls of Ray from now on, and waits for running ones."""
-        self._shut = True
+        self.is_shut = True
         for user in list(_users):
             user.leave_session()
         with self._changed:
             self._changed.wait_for(lambda: not self._inside, LEAVE_S)
-
-    def open(self) -> None:
-        self._shut = False
 
 
 using_ray = _Gate()
@@ -161,7 +158,7 @@ def _watch_session(ray: ModuleType) -> None:
         try:
             return end(*args, **options)
         finally:
-            using_ray.open()
+            using_ray.is_shut = False
 
     @functools.wraps(begin)
     def init(*args: object, **options: object) -> object:

@@ -8,6 +8,7 @@ may go on. "Next to no" time allows for the sampling thread that ``stoker run`` 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -27,7 +28,9 @@ class ForkLockDetector:
     """Checks workers that have not answered yet."""
 
     def __init__(self) -> None:
-        self.threads = _threads()  # in this process, before the first worker was forked
+        self.threads = 1  # in this process, before the first worker was forked
+        with contextlib.suppress(OSError):
+            self.threads = len(os.listdir("/proc/self/task"))
         self.closed = False  # new workers are no longer forked; those that were are still checked
         self._idle: dict[int, tuple[int, float]] = {}  # by pid: processor time when it became idle, and when that was
         self._found: set[int] = set()
@@ -55,13 +58,6 @@ class ForkLockDetector:
             f"Worker (pid {pid}) is deadlocked on a lock that another thread held when it was forked; this process had "
             f"{self.threads} threads."
         )
-
-
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
 
 
 def _processor_time(pid: int) -> int | None:

@@ -90,7 +90,7 @@ class ProcessPool:
         try:
             # Both before the first fork: pages written after it are copied one by one.
             exit_reason.begin()
-            self._table.prepare(self._count)
+            self._table.free_readers = [self._table.take_reader() for _ in range(self._count)][::-1]
             for worker in range(self._count):
                 self._add(worker)
         except BaseException:

@@ -28,17 +28,13 @@ class ProcessTable:
         self.workers: list[WorkerHandle] = []  # by place
         self.processes: list[BaseProcess] = []  # those not yet joined
         self.readers: list[SlotReader] = []  # memory of all workers, past and present
-        self.free_readers: list[SlotReader] = []  # memory of workers that have left
+        self.free_readers: list[SlotReader] = []  # memory of workers that have left, or are still to be started
         self.ready: deque[Message] = deque()  # records read but not yet received
         self.poll = select.poll()  # result pipes and process sentinels
         self._queue = queue
         self._arenas = arenas
         self._locker = locker
         self._by_inbox: dict[int, WorkerHandle] = {}
-
-    def prepare(self, n: int) -> None:
-        """Allocates the memory of ``n`` workers, in the order in which they take it."""
-        self.free_readers = [self.take_reader() for _ in range(n)][::-1]
 
     def take_reader(self) -> SlotReader:
         """Returns memory for a worker."""
