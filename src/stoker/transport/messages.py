@@ -146,30 +146,36 @@ class Outbox:
         self, kind: int, worker: int, epoch: int = 0, task: int = 0, slot: int = -1, used: int = 0, payload: bytes = b""
     ) -> None:
         """Sends a record, or keeps it for ``flush``. Drops it if the worker has ended."""
+        records = pack(kind, worker, epoch, task, slot, used, payload=payload)
         with self._lock:
-            is_next = not self.waiting
-            self.waiting.extend(pack(kind, worker, epoch, task, slot, used, payload=payload))
-            if is_next and not self._write():
-                with contextlib.suppress(OSError):  # beyond the user's limit for pipes the outbox holds the rest
-                    fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            if self.waiting:
+                self.waiting.extend(records)
+                return
+            for i, record in enumerate(records):
+                try:
+                    os.write(self.fd, record)
+                except BlockingIOError:
+                    with contextlib.suppress(OSError):  # beyond the user's limit for pipes the outbox holds the rest
+                        fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+                    self.waiting.extend(records[i:])
+                    return
+                except BrokenPipeError:
+                    return
 
     def flush(self) -> bool:
         """Writes waiting records. Returns True when none is left."""
         if not self.waiting:
             return True
         with self._lock:
-            return self._write()
-
-    def _write(self) -> bool:
-        while self.waiting:
-            try:
-                os.write(self.fd, self.waiting[0])
-            except BlockingIOError:
-                return False
-            except BrokenPipeError:
-                self.waiting.clear()
-                return True
-            self.waiting.popleft()
+            while self.waiting:
+                try:
+                    os.write(self.fd, self.waiting[0])
+                except BlockingIOError:
+                    return False
+                except BrokenPipeError:
+                    self.waiting.clear()
+                    return True
+                self.waiting.popleft()
         return True
 
 
