@@ -82,7 +82,6 @@ class Answer(NamedTuple):
         return cls(json.loads(bytes(message[LENGTH.size : end])), [message[end:]])
 
     def samples(self) -> Samples:
-        """Returns the samples by index, in the form that a store takes."""
         out: Samples = {}
         at, data = 0, np.frombuffer(self.data[0], np.uint8)
         for i, type_spec, sizes in self.head:
@@ -128,7 +127,6 @@ class NodeCache:
         return int(nodes.getsockname()[1])
 
     def set_peers(self, addresses: Sequence[Address]) -> None:
-        """Sets the other nodes that may be asked."""
         known = {peer.address: peer for peer in self._peers}
         new = [address for address in addresses if address not in known]
         self._peers = [known.pop(a) for a in addresses if a in known] + [_Peer(a, self._secret) for a in new]
@@ -136,7 +134,6 @@ class NodeCache:
             peer.close()
 
     def close(self) -> None:
-        """Stops answering."""
         for each in list(self._sockets):
             _end(each)
             each.close()
@@ -242,7 +239,6 @@ class _Peer:
         self._link: Link | None = None  # over the connection
 
     def ask(self, indices: NDArray[np.int64]) -> Answer:
-        """Returns those of these samples that the node has."""
         with self._lock:
             try:
                 if self._link is None:
@@ -263,7 +259,6 @@ class _Peer:
             self._connection = self._link = None
 
     def close(self) -> None:
-        """Ends the connection, even while a thread waits for an answer."""
         self.failed, connection = True, self._connection
         if connection is not None:
             _end(connection)

@@ -194,7 +194,6 @@ class NodeWorkers:
         return [future.result() for future in futures]
 
     def stop(self) -> None:
-        """Ends the workers."""
         with self._lock:
             pool, self._pool = self._pool, None
             self._key = ""

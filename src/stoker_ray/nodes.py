@@ -172,11 +172,9 @@ class Nodes:
             return self.round
 
     def with_state(self, *states: NodeState) -> list[RayNode]:
-        """Returns the nodes in any of these states."""
         return [node for node in list(self.nodes.values()) if node.state in states]
 
     def give_up(self, node: RayNode, reason: str) -> None:
-        """Stops using a node."""
         with self.lock:
             if node.state is NodeState.UNUSABLE:
                 return

@@ -42,7 +42,6 @@ class Link:
         self._sent = self._heard = 0
 
     def send(self, *parts: Buffer) -> None:
-        """Sends one message."""
         length = sum(memoryview(part).nbytes for part in parts)
         message = [LENGTH.pack(length), *parts]
         if self._sends:

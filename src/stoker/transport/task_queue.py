@@ -77,7 +77,6 @@ class TaskQueue:
         return done
 
     def close(self) -> None:
-        """Closes both ends."""
         if not self._closed:
             self._closed = True
             os.close(self.outbox.fd)

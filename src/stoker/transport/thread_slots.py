@@ -32,7 +32,6 @@ class HeapWriter(SlotBeingFilled):
 
     @property
     def slots(self) -> int:
-        """Slots made so far."""
         return len(self._slots)
 
     def take(self, nbytes: int) -> bool:

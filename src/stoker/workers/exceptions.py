@@ -108,7 +108,6 @@ class Caught(ExceptionWrapper):
 
 
 def is_error(batch: Batch) -> bool:
-    """Whether this is an exception instead of a batch."""
     return isinstance(batch.data if type(batch) is WorkerReply else batch, ExceptionWrapper)
 
 

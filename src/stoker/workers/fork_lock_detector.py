@@ -53,7 +53,6 @@ class ForkLockDetector:
         return True
 
     def message(self, pid: int) -> str:
-        """Returns the message for the user."""
         return (
             f"Worker (pid {pid}) is deadlocked on a lock that another thread held when it was forked; this process had "
             f"{self.threads} threads."

@@ -149,7 +149,6 @@ class RemoteProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
         if not self._ended and self.is_alive():
             return None
         return self._server.ask(self._number, "exitcode", EXIT_S)

@@ -96,6 +96,5 @@ class Pickled(Generic[T]):
         return obj
 
     def close(self) -> None:
-        """Frees memory and descriptors."""
         for fd in (self.memory, *self.fds):
             os.close(fd.fd)

@@ -189,7 +189,6 @@ class _ProcessWorker:
             set_worker_info(self.id, self.workers, self.seed, self.runner.dataset)
 
     def _serve_own(self) -> None:
-        """Answers tasks from this worker's own pipe."""
         while (r := self._next_own()) is not None:
             if r.kind == Kind.RESUME:
                 self.runner.resume(pickle.loads(r.payload))

@@ -366,7 +366,6 @@ class ProcessPool:
         return worker.leaving or (self.finishing and worker.given == worker.answered)
 
     def _reap_leavers(self) -> None:
-        """Removes workers that were told to leave and have left."""
         for worker in self.workers:
             running = worker.state is ProcessState.RUNNING
             if worker.leaving and running and not alive(worker.process) and self._may_leave(worker):

@@ -147,7 +147,6 @@ class GlobalRngUse:
             sys.setprofile(None)
 
     def report(self) -> None:
-        """Tells the user, once."""
         if self.reported or (self.who is None and self.shared_drawn is None):
             return
         self.reported = True

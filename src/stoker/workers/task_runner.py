@@ -105,7 +105,6 @@ class TaskRunner:
             self._own = ObjectSeeds(self.dataset, self.collate.fn, self._shared)
 
     def resume(self, shared_seed: int | None) -> None:
-        """Begins a new epoch."""
         self.exhausted = False
         self._made = 0
         self.share_seed(shared_seed)

@@ -106,5 +106,4 @@ class WorkerHandle:
         return None if checkpoint is None else checkpoint[0]
 
     def how_it_ended(self) -> str:
-        """Describes how its process ended."""
         return exit_reason.why(self.process.exitcode, self.reader.arena.pss)
