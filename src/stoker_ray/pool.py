@@ -49,7 +49,7 @@ STORE_SHARE = 3  # batches in flight may fill one part in this many of the objec
 SMALL = 64 << 10  # bytes; smaller answers are decoded at once, because they may be errors
 
 
-class RemoteResult(LocalBatch):
+class RemoteResult(Result):
     """A batch made by a node, still in the object store."""
 
     def __init__(self, epoch: int, packed: Packed, slots: HeapWriter) -> None:

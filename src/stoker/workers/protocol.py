@@ -153,7 +153,8 @@ class WorkerReply(NamedTuple):
     moved: bool  # the first task of a resumed worker moved its random state
 
 
-class Result(Protocol):
+@dataclass(slots=True)
+class Result:
     """The answer to one task."""
 
     worker: int
@@ -162,35 +163,23 @@ class Result(Protocol):
     ended: bool
     times: Times
     nbytes: int  # memory that the batch takes
+    data: Batch  # or what it is made from
 
     def take(self) -> Batch:
         """Returns the batch, or torch's ``ExceptionWrapper``. May be called only once."""
-
-    def drop(self) -> None:
-        """Frees the batch's slot without delivering the batch."""
-
-
-@dataclass(slots=True)
-class LocalBatch:
-    """An undelivered batch that is in this process: made by a thread or by the consumer, or pinned."""
-
-    worker: int
-    epoch: int
-    task: int
-    ended: bool
-    times: Times
-    nbytes: int
-    data: Batch
-
-    def take(self) -> Batch:
         data, self.data = self.data, None
         return data
 
     def drop(self) -> None:
+        """Frees the batch's slot without delivering the batch."""
         self.data = None
 
 
-class Lost(LocalBatch):
+class LocalBatch(Result):
+    """An undelivered batch that is in this process: made by a thread or by the consumer, or pinned."""
+
+
+class Lost(Result):
     """The answer to a task whose batch cannot be made."""
 
     def __init__(self, worker: int, epoch: int, task: int, error: Exception) -> None:

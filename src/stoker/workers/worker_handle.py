@@ -14,40 +14,35 @@ from ..transport.mapping import Memory
 from ..transport.messages import Kind, Message, Outbox, Reader
 from ..transport.slots import Bytes, SlotReader
 from .faults import exit_reason
-from .protocol import Position
+from .protocol import Position, Result
 
 
-class Received:
+class Received(Result):
     """A result that has arrived. It is decoded when it is delivered. ``lease`` turns a slot and the bytes used in it
     into an array for the consumer."""
 
-    __slots__ = ("_lease", "_reader", "_record", "ended", "epoch", "nbytes", "task", "times", "worker")
+    __slots__ = ("_lease", "_reader")
+    data: Message
 
     def __init__(self, lease: Callable[[SlotReader, int, int], Bytes], r: Message, reader: SlotReader) -> None:
-        self._lease = lease
-        self._record = r
-        self._reader = reader
-        self.worker = r.worker
-        self.epoch = r.epoch
-        self.task = r.task
-        self.times = r.times
-        self.ended = r.kind == Kind.END
-        self.nbytes = r.used if r.slot >= 0 else len(r.payload)
+        nbytes = r.used if r.slot >= 0 else len(r.payload)
+        super().__init__(r.worker, r.epoch, r.task, r.kind == Kind.END, r.times, nbytes, r)
+        self._lease, self._reader = lease, reader
 
     def take(self) -> Batch:
         return decode(*self.encoded())
 
     def encoded(self) -> tuple[bytes, Memory]:
         """Returns the arguments of ``codec.decode`` instead of the batch. May be called only once."""
-        r = self._record
+        r = self.data
         if r.slot < 0:
             return r.payload[: r.meta], bytearray(r.payload[r.meta :])
         whole = self._lease(self._reader, r.slot, r.used)
         return whole[r.used - r.meta :].tobytes() if r.meta else r.payload, whole
 
     def drop(self) -> None:
-        if self._record.slot >= 0:
-            self._reader.release(self._record.slot)
+        if self.data.slot >= 0:
+            self._reader.release(self.data.slot)
 
 
 class ProcessState(enum.Enum):
