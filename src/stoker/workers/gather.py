@@ -89,9 +89,9 @@ class RowGather:
             data = self._source if type(self._source) is tuple else [self._source]
             tables = [torch.from_numpy(t) if isinstance(t, np.ndarray) else t for t in data]
             rows = self._rows(indices)
-            if rows is not None and all(_plain(t) and (t.is_cpu or self._select is select) for t in tables):
-                if equal_bits(batch, self._batch(select(tables, rows))):
-                    self._tables = tables
+            may_gather = all(_plain(t) and (t.is_cpu or self._select is select) for t in tables)
+            if rows is not None and may_gather and equal_bits(batch, self._batch(select(tables, rows))):
+                self._tables = tables
         except Exception:  # torch cannot read the array; the loop has made the batch
             pass
         return batch
