@@ -231,7 +231,7 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
         rows = []
         for batch in (it := iter(loader)):
             rows.append(batch.clone())
-            assert all(len(a.tasks) <= 24 for a in it._scheduler._restarts.own._assigned)
+            assert all(len(a.answered) + len(a.waiting) <= 24 for a in it._scheduler._restarts.own._assigned)
         shaken.append(torch.cat(rows))
     assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
 
@@ -855,14 +855,14 @@ def test_settings_that_are_none_say_what_to_do() -> None:
 @pytest.mark.parametrize("size", [1000, 1])
 def test_tasks_that_nobody_needs_are_forgotten(size: int) -> None:
     """What was answered before the random state that a worker noted is not held."""
-    noted: list[tuple[int, int]] = []
-    pool: Any = SimpleNamespace(rng_checkpoint=lambda worker: noted[-1] if noted else None)
+    worker = SimpleNamespace(rng_checkpoint=None)
+    pool: Any = SimpleNamespace(workers=[worker])
     spec: Any = SimpleNamespace(num_workers=1, saves_rng=True, shared=False, on_error=None)
     restarts: Any = restart.Restarts(pool, spec, {}, LoaderMetrics("loader"))
     held = 0
     for number in range(200):
         restarts.own.given(0, Task(0, number, list(range(size))))
-        held = max(held, len(restarts.own._assigned[0].tasks))
-        noted.append((0, number))  # in which it begins
+        held = max(held, len(restarts.own._assigned[0].answered) + len(restarts.own._assigned[0].waiting))
+        worker.rng_checkpoint = (0, number)  # in which it begins
         restarts.own.answered(0)
     assert held <= 10
