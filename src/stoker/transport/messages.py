@@ -73,8 +73,10 @@ def pack(
 ) -> list[bytes]:
     """Packs a message into the records that carry it; each is one atomic write. Takes fields instead of a ``Message``,
     which would cost a microsecond per batch on each side."""
+    if len(payload) <= INLINE:
+        return [HEADER.pack(kind, 0, worker, len(payload), slot, epoch, task, used, meta, *times) + payload]
     records = []
-    for at in range(0, len(payload) or 1, INLINE):
+    for at in range(0, len(payload), INLINE):
         part = payload[at : at + INLINE]
         flags = MORE if at + INLINE < len(payload) else 0
         head = HEADER.pack(kind, flags, worker, len(part), slot, epoch, task, used, meta, *times)
