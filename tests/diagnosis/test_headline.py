@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.diagnosis.report import before_after, html, inline, text
+from stoker.diagnosis.report import applied as done
+from stoker.diagnosis.report import html, inline, text
 from stoker.diagnosis.report.headline import headline
 from stoker.diagnosis.report.schema import (
     Applied,
@@ -76,7 +77,7 @@ def test_a_run_that_ended_early_is_not_compared() -> None:
     settings = {NAME: AppliedSettings(after=ChangedSettings(staged=True), cache=Cache(filled=8))}
     report = run()
     for ended in (True, False):
-        report.applied = Applied(settings, before_after.compare(4.1, [one], settings, None, "", ended))
+        report.applied = Applied(settings, done.compare(4.1, [one], settings, None, "", ended))
         assert ("times as fast" in headline(report)) == ended
     assert headline(report) == "train.py took 10.0 s; this run ended early, so it has no total to compare"
 

@@ -18,7 +18,7 @@ import stoker
 from stoker.core.errors import StokerWarning
 from stoker.core.metrics import LoaderMetrics
 from stoker.diagnosis.doctor import ranks
-from stoker.diagnosis.report import ranks_text
+from stoker.diagnosis.report import text as report_text
 from stoker.diagnosis.report.merge import Snapshot
 from stoker.diagnosis.report.schema import Ranks
 from stoker.loader import rank_batches
@@ -38,7 +38,7 @@ def compared(*snapshots: Snapshot) -> Ranks:
 
 
 def text(found: Ranks, columns: int = 100) -> str:
-    return "\n".join(ranks_text.rank_lines(found, columns))
+    return "\n".join(report_text.rank_lines(found, columns))
 
 
 def test_one_rank_is_compared_with_nothing() -> None:

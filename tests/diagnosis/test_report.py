@@ -14,7 +14,7 @@ import pytest
 from stoker.diagnosis.doctor import loader_stats
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
-from stoker.diagnosis.report import before_after, before_after_text, history, text
+from stoker.diagnosis.report import before_after_text, history, text
 from stoker.diagnosis.report.build import report_of
 from stoker.diagnosis.report.merge import epoch_times
 from stoker.diagnosis.report.schema import Applied, AppliedSettings, Change, LoaderReport, RememberedRun, RunReport
@@ -63,7 +63,7 @@ def run(applied: dict[str, Any] | None = None, *, before: RememberedRun | None =
     out.machine = {"cores": 2}
     if applied is not None:
         settings = msgspec.convert(applied, dict[str, AppliedSettings])
-        out.applied = Applied(settings, before_after.compare(10.0, [one], settings, before, ""), before)
+        out.applied = Applied(settings, done.compare(10.0, [one], settings, before, ""), before)
         out.findings = done.findings(out.applied) + findings
     return out
 
@@ -302,7 +302,7 @@ def test_a_run_that_failed_does_not_take_the_place_of_one_that_did_not(here: Pat
     history.save(msgspec.structs.replace(good, command=["other.py"], partial=True))
     other = history.load(["other.py"])
     assert other is not None
-    assert before_after.compare(1.0, good.loaders, {}, other, "").script == Change(None, 1.0)
+    assert done.compare(1.0, good.loaders, {}, other, "").script == Change(None, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ import stoker
 from stoker.commands import main
 from stoker.core.errors import UsageError
 from stoker.core.options import Budget
-from stoker.diagnosis.report import tune_page
+from stoker.diagnosis.report import html as report_html
 from stoker.loader.auto import limits as limits_
 from stoker.loader.auto.bench import BenchWindow
 from stoker.loader.auto.limits import limits
@@ -371,7 +371,7 @@ def test_every_curve_can_be_drawn(points: list[Point]) -> None:
 
 def test_the_page_has_the_drawing_and_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     r = replace(guessed(monkeypatch, lambda s: 100.0 * max(0.5, min(s.num_workers, 3))), name="<script>x</script>")
-    tune_page.save(r, tmp_path / "tune.html")
+    report_html.save_tuned(r, tmp_path / "tune.html")
     page = (tmp_path / "tune.html").read_text()
     assert r.drawing() in page
     assert html.escape(r.lines["torch"]) in page

@@ -48,7 +48,7 @@ def command(
       stoker tune train.py:loader --knobs num_workers,prefetch_factor --time-limit 5 --json tune.json
       stoker tune train.py:make_loader --html tune.html
     """
-    from ..diagnosis.report import html, tune_page
+    from ..diagnosis.report import html
     from ..loader.variant import find
     from ..tuning.api import tune  # imports torch
 
@@ -60,5 +60,5 @@ def command(
         result = tune(loader, knobs=names, budget_s=time_limit, batch_size=batch_size, name=target, progress=progress)
     output.give(result.as_dict(), json_path, result.show)
     if html_path is not None:
-        tune_page.save(result, html_path)
+        html.save_tuned(result, html_path)
     return 0

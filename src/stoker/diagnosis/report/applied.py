@@ -1,27 +1,113 @@
-"""What ``stoker run --apply`` did in this run, as findings, which are listed before those that remain."""
+"""What ``stoker run --apply`` did in this run: before and after in wall-clock time, and findings.
+
+"Before" is an observed run of the same command, if one is remembered. Otherwise it is estimated from the first epoch of
+the applied run, in which the cache serves nothing yet: each later epoch would have taken as long, without the warm-up
+of the first step.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from ...core.terminal import human_bytes
 from ...core.types import JsonObject
-from .schema import Applied, AppliedSettings, Finding, LoaderChange
+from . import schema
+from .schema import Applied, AppliedSettings, EpochTimes, Finding, LoaderChange, LoaderReport, RememberedRun
 
 ENGINE = {"engine": "stoker"}  # in a diff of the user's code: stoker.DataLoader
+MOST_OWN = 0.5  # share of the first epoch
+
+
+def compare(
+    wall_s: float,
+    loaders: Sequence[LoaderReport],
+    settings: Mapping[str, AppliedSettings],
+    before: RememberedRun | None,
+    script: str,
+    ended: bool = True,
+) -> schema.Compared:
+    """Compares the script, its epochs and each loader's loop with those before ``--apply``. ``ended``: the script came
+    to its own end, so that its total can be compared."""
+    cost = schema.Cost(
+        trials_s=sum(changed.measured_s for changed in settings.values()),
+        fill_s=sum(changed.cache.fill_s for changed in settings.values()),
+    )
+    if before is not None:
+        rows = [_measured(loader, before) for loader in loaders]
+        notes = list(_notes(before, script))
+        total_s = before.wall_s if before.complete else None
+    else:
+        estimates = [_estimated(loader, settings.get(loader.name)) for loader in loaders]
+        rows, notes = [row for row, _ in estimates], []
+        saved = [saved_s for _, saved_s in estimates if saved_s is not None]
+        total_s = wall_s + sum(saved) if saved else None
+    if total_s is not None and not ended:
+        total_s = None
+        notes.append("this run ended early, so it has no total to compare")
+    return schema.Compared(before is None, schema.Change(total_s, wall_s), rows, notes, cost)
+
+
+def _measured(loader: LoaderReport, before: RememberedRun) -> LoaderChange:
+    old = next((other for other in before.loaders if other.name == loader.name), None)
+    if old is None and len(before.loaders) == 1:  # assume that its line has moved
+        old = before.loaders[0]
+    return _row(loader) if old is None else _row(loader, old.epoch_s, old.samples_per_s)
+
+
+def _estimated(loader: LoaderReport, changed: AppliedSettings | None) -> tuple[LoaderChange, float | None]:
+    """Compares a loader with an estimate. Also returns the seconds that all epochs saved; None if unknown."""
+    first_s = None if changed is None else _first_epoch_without_stoker(loader, changed)
+    if first_s is None:
+        return _row(loader), None
+    now = loader.epoch_s
+    warm_up_s = loader.by_epoch[0].warm_up_s if loader.by_epoch else 0.0
+    later_s = first_s - warm_up_s if warm_up_s < first_s else first_s
+    each = [first_s, *([later_s] * (len(now.each) - 1))]
+    saved_s = sum(each) - sum(now.each)
+    rate = loader.samples / (loader.loop_s + saved_s) if loader.loop_s + saved_s > 0 else None
+    return _row(loader, EpochTimes(first=first_s, later=later_s, each=each), rate), saved_s
+
+
+def _first_epoch_without_stoker(loader: LoaderReport, changed: AppliedSettings) -> float | None:
+    """Estimates the seconds that the first epoch would have taken without trials and without filling a cache. None if
+    nothing was cached, if there was no later epoch, or if most of the first one was stoker's own work."""
+    now, cache = loader.epoch_s, changed.cache
+    if not (cache.filled or changed.after.staged) or now.later is None or now.first is None:
+        return None
+    if cache.from_earlier_runs:  # nothing was made as without stoker
+        return None
+    spent = changed.measured_s + cache.fill_s / max(1, loader.settings.num_workers)
+    return now.first - spent if spent < MOST_OWN * now.first else None
+
+
+def _row(loader: LoaderReport, before: EpochTimes | None = None, rate: float | None = None) -> LoaderChange:
+    before, now = before or EpochTimes(), loader.epoch_s
+    return LoaderChange(
+        loader.name,
+        first=schema.Change(before.first, now.first),
+        later=schema.Change(before.later, now.later),
+        samples_per_s=schema.Change(rate, loader.samples_per_s),
+        each=schema.EachEpoch(before.each, now.each),
+    )
+
+
+def _notes(before: RememberedRun, script: str) -> Iterable[str]:
+    if before.script != script:
+        yield "the script has been edited since the observed run"
+    if not before.complete:
+        yield "the observed run was ended early, so it has no total to compare with"
 
 
 def findings(applied: Applied) -> list[Finding]:
     """Returns one finding for each thing done for a loader, largest speed-up first. Stale caches come before all."""
-    found: list[Finding] = []
     rows = {row.name: row for row in applied.compared.loaders}
-    for name, settings in applied.settings.items():
-        if name in rows:
-            found += [f for f in (rule(name, settings, rows[name]) for rule in (_cached, _collated, _workers)) if f]
-    found.sort(key=lambda f: -(f.measured_speedup or 0.0))
-    return [*filter(None, map(_stale, applied.settings, applied.settings.values())), *found]
+    known = [(name, settings, rows[name]) for name, settings in applied.settings.items() if name in rows]
+    found = [rule(*loader) for loader in known for rule in (_cached, _collated, _workers)]
+    done = sorted(filter(None, found), key=lambda f: -(f.measured_speedup or 0.0))
+    return [*filter(None, map(_stale, applied.settings, applied.settings.values())), *done]
 
 
 def _stale(name: str, settings: AppliedSettings) -> Finding | None:

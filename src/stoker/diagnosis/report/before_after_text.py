@@ -32,7 +32,7 @@ def table_and_notes(applied: Applied, columns: int, colour: bool) -> list[str]:
     headers, figures = rows(applied.compared)
     title = style("before / after" if len(headers) > 2 else "after", "bold", colour)
     out = ["", title, table(headers, figures, columns)]
-    return out + ["\n".join(textwrap.wrap(note, columns, subsequent_indent="  ")) for note in notes(applied)]
+    return out + [textwrap.fill(note, columns, subsequent_indent="  ") for note in notes(applied)]
 
 
 def rows(compared: Compared) -> tuple[list[str], list[list[str]]]:

@@ -12,8 +12,8 @@ from ...core import gpus, resources
 from ...core.types import JsonObject
 from ..doctor import ranks
 from ..doctor.verdict import diagnose
-from . import applied as applied_findings
-from . import before_after, history, money, patch
+from . import applied as applied_changes
+from . import history, money, patch
 from .headline import headline
 from .merge import Snapshot, merged, snapshots
 from .prices import Prices
@@ -46,7 +46,7 @@ def report_of(
     ended = not (code or partial or cut)
     applied = _applied(command, wall_s, loaders, settings, ended) if apply else None
     if applied is not None:
-        findings = applied_findings.findings(applied) + findings
+        findings = applied_changes.findings(applied) + findings
     for finding in findings:
         finding.diff = patch.of(patch.changes([finding]))
     report = RunReport(
@@ -78,7 +78,7 @@ def _applied(
 ) -> Applied:
     """Returns what ``--apply`` did, compared with an observed run of the same command if one is remembered."""
     before = history.load(command)
-    compared = before_after.compare(wall_s, loaders, settings, before, history.digest(command), ended)
+    compared = applied_changes.compare(wall_s, loaders, settings, before, history.digest(command), ended)
     gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
     return Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
 

@@ -1,7 +1,7 @@
-"""The report as a self-contained HTML page: ``stoker run --html FILE``.
+"""Self-contained HTML pages: the report (``stoker run --html FILE``), and what ``stoker tune --html FILE`` found.
 
-``page.html`` is the template, ``page.css`` goes into it, and ``macros.html`` has the tables and bars. Jinja escapes all
-that comes from a script (paths, names of transforms, messages). ``plots`` says what is drawn.
+``page.html`` and ``tune.html`` are the templates, ``page.css`` goes into them, and ``macros.html`` has the tables and
+bars. Jinja escapes all that comes from a script (paths, names of transforms, messages). ``plots`` says what is drawn.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 from ...core.errors import UsageError
 from ...core.files import check_writable, write
 from ...core.packages import is_users
-from ...core.terminal import human_bytes, human_seconds, rate, short
+from ...core.terminal import counted, human_bytes, human_seconds, rate, short
 from . import before_after_text, money, plots
 from .headline import bypassing_text, headline, main_loader
-from .ranks_text import rank_sentences
 from .schema import Finding, LoaderReport, RunReport
-from .text import wall_clock
+from .text import rank_sentences, wall_clock
 
 if TYPE_CHECKING:
     import jinja2
+
+    from ...tuning.result import TuneResult
 
 MISSING = "--html needs jinja2: pip install 'stoker[html]'"
 MAX_LOADERS = 8  # most loaders drawn; the table has all
@@ -50,21 +51,44 @@ def save(report: RunReport, path: Path) -> None:
     write(path, render(report))
 
 
+def save_tuned(result: TuneResult, path: Path) -> None:
+    """Writes what ``stoker tune`` found, atomically. ``tuning.curve`` draws the curve."""
+    from markupsafe import Markup
+
+    best = result.best
+    tiles = [(str(best.num_workers), "workers")]
+    if best.num_workers:
+        tiles.append((str(best.prefetch_factor), "batches ahead for each worker"))
+    if best.batch_size is not None:
+        tiles.append((f"{best.batch_size:,}", "samples in a batch"))
+    tiles.append((f"{rate(result.low)}..{rate(result.high)}", "samples a second, window by window"))
+    shares = ["-" if g.rate is None else f"{g.rate / result.rate:.0%}" for g in result.guesses]
+    page: str = _template("tune.html").render(
+        result=result,
+        headline=f"{counted(best.num_workers, 'worker')}: {rate(result.rate)} samples a second",
+        tiles=tiles,
+        drawing=Markup(result.drawing()),  # its texts are escaped there
+        guesses=[
+            [g.name, g.formula, f"{g.workers:,}", rate(g.rate), share]
+            for g, share in zip(result.guesses, shares, strict=True)
+        ],
+        unmeasured=[f"{g.name} was not measured: {g.why}" for g in result.guesses if g.why],
+        text=str(result),
+    )
+    write(path, page.lstrip() + "\n")
+
+
 def render(report: RunReport) -> str:
     applied, sentence = report.applied, headline(report)
     loaders = sorted(report.loaders, key=lambda loader: -loader.busy_s)
     saved = {(s.cause, s.loader): s for s in report.money.savings} if report.money else {}
-    page: str = template("page.html").render(
+    page: str = _template("page.html").render(
         report=report,
         command=" ".join(report.command),
         headline=sentence[:1].upper() + sentence[1:],
         tiles=list(_tiles(report)),
         picture=plots.picture(report),
-        notes=[
-            wall_clock(report),
-            *(rank_sentences(report.ranks) if report.ranks else []),
-            *map(bypassing_text, report.bypassing),
-        ],
+        notes=[wall_clock(report), *rank_sentences(report.ranks), *map(bypassing_text, report.bypassing)],
         money=list(money.sentences(report.money)) if report.money else [],
         saved=saved,
         compared=before_after_text.rows(applied.compared) if applied else None,
@@ -78,7 +102,7 @@ def render(report: RunReport) -> str:
     return page.lstrip() + "\n"
 
 
-def template(name: str) -> jinja2.Template:
+def _template(name: str) -> jinja2.Template:
     """A template of this folder, with the filters that pages need."""
     import jinja2
 

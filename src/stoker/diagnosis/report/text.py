@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -16,111 +16,102 @@ from .before_after_text import epoch_bars, reasons, table_and_notes
 from .headline import bypassing_text, headline, why
 from .money import sentences
 from .patch import FIXED_BY_APPLY
-from .ranks_text import rank_lines
-from .schema import Faults, Finding, LoaderReport, RunReport
+from .schema import Faults, Finding, LoaderReport, Ranks, RunReport
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "dim"}
 MIN_COST = 0.005  # of the loop; a finding with a lower share costs something other than time
-MAX_DONE, MAX_LEFT = 5, 5  # most findings shown: of what was applied, and of the others
+MAX_FINDINGS = 5  # shown of those that were applied, and of the others
 MAX_DECISIONS = 5  # most changes by num_workers="auto" that are shown
 MAX_TIMED = 3  # most loaders whose epoch times are shown
+MAX_RANKS = 16  # ranks in the table; if there are more, those that waited longest
 LOADER_HEADERS = ["loader", "workers", "batches", "waited", "of loop", "step", "samples/s"]
 
 
 def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0, details: bool = False) -> str:
     """Renders the report as text that fits the stream: the headline first. ``path`` is where the report was written, if
     it was. ``details``: also all findings, counts and times, and where the figures come from."""
-    columns = columns or width(stream)
-    page = _Page(_printable(report), columns, colour_wanted(stream))
-    report = page.report
-    page.headline()
+    page, report = _Page(columns or width(stream), colour_wanted(stream)), _printable(report)
+    styles = {"stoker": "bold"}
+    if report.loaders and report.applied is None:
+        styles[report.verdict] = COLOURS[report.verdict]
+    page.paragraph(f"stoker{_how_it_ended(report)}: {headline(report)}", styles=styles)
     for b in report.bypassing if report.loaders else report.bypassing[1:]:  # the headline has the first one then
         page.paragraph(bypassing_text(b))
     if report.loaders:
-        if report.applied is None and report.verdict != "healthy" and not details:
-            for loader in sorted(report.loaders, key=lambda e: -e.loop_s)[:MAX_TIMED]:
-                page.paragraph(_in_short(loader), "  ")
-        for line in _faults_of_all(report):
-            page.paragraph(line)
-        page.findings([f for f in report.findings if f.applied], MAX_DONE, details)
-        if report.applied is not None:
-            page.lines += epoch_bars(report.applied, columns, page.colour, stream)
-            page.what_is_left(details)
-        page.findings([f for f in report.findings if not f.applied], MAX_LEFT, details)
-        page.money_and_ranks()
-        if report.applied is not None:
-            for reason in reasons(report.applied):
-                page.paragraph(reason)
-        elif path is not None and apply_helps(report):
-            page.lines.append("try: stoker run --apply " + shlex.join(report.command))
+        page.loaders_and_findings(report, stream, details)
+        page.costs_and_remarks(report, path)
         if details:
-            page.details()
-        page.diff()
+            page.details(report)
+        page.diff(report.diff)
     if path is not None:
-        page.lines.append(_last_line(report, path, columns))
+        page.lines.append(_last_line(report, path, page.columns))
     return "\n".join(page.lines) + "\n"
 
 
 class _Page:
     """Lines of a report."""
 
-    def __init__(self, report: RunReport, columns: int, colour: bool) -> None:
-        self.report, self.columns, self.colour = report, columns, colour
+    def __init__(self, columns: int, colour: bool) -> None:
+        self.columns, self.colour = columns, colour
         self.lines = [""]
 
-    def paragraph(self, text: str, indent: str = "") -> None:
-        self.lines.append(textwrap.fill(text, self.columns, initial_indent=indent, subsequent_indent=indent + "  "))
+    def paragraph(self, text: str, indent: str = "", styles: Mapping[str, str] | None = None) -> None:
+        """Adds a text. ``styles``: words, the first occurrence of which gets a style."""
+        shown = textwrap.fill(text, self.columns, initial_indent=indent, subsequent_indent=indent + "  ")
+        for word, name in (styles or {}).items():
+            shown = shown.replace(word, style(word, name, self.colour), 1)
+        self.lines.append(shown)
 
-    def headline(self) -> None:
-        report = self.report
-        begin = f"stoker{_how_it_ended(report)}:"
-        self.paragraph(f"{begin} {headline(report)}")
-        self.lines[-1] = self.lines[-1].replace("stoker", style("stoker", "bold", self.colour), 1)
-        if report.loaders and report.applied is None:
-            self._colour_verdict()
+    def loaders_and_findings(self, report: RunReport, stream: TextIO, details: bool) -> None:
+        if report.applied is None and report.verdict != "healthy" and not details:
+            for loader in _longest(report):
+                self.paragraph(_in_short(loader), "  ")
+        for loader in report.loaders:
+            for fault in _faults(loader.faults):
+                self.paragraph(f"{short(loader.name)}: {fault}")
+        most = None if details else MAX_FINDINGS
+        left = [f for f in report.findings if not f.applied]
+        self.findings([f for f in report.findings if f.applied], most)
+        if report.applied is not None:
+            self.lines += epoch_bars(report.applied, self.columns, self.colour, stream)
+            if details or report.verdict != "healthy" or left:
+                text = f"what is left: {report.verdict}: {why(report)}"
+                self.paragraph(text, styles={report.verdict: COLOURS[report.verdict]})
+        self.findings(left, most)
 
-    def _colour_verdict(self) -> None:
-        verdict = self.report.verdict
-        self.lines[-1] = self.lines[-1].replace(verdict, style(verdict, COLOURS[verdict], self.colour), 1)
-
-    def what_is_left(self, even_if_nothing: bool) -> None:
-        report = self.report
-        if even_if_nothing or report.verdict != "healthy" or any(not f.applied for f in report.findings):
-            self.paragraph(f"what is left: {report.verdict}: {why(report)}")
-            self._colour_verdict()
-
-    def findings(self, findings: Sequence[Finding], most: int, all_of_them: bool) -> None:
-        shown = findings if all_of_them else findings[:most]
+    def findings(self, findings: Sequence[Finding], most: int | None) -> None:
+        shown = findings[:most]
         for finding in shown:
-            lines = textwrap.wrap(finding_text(finding), self.columns - 2, subsequent_indent="  ")
-            lines[0] = lines[0].replace(finding.cause, style(finding.cause, "bold", self.colour), 1)
-            self.lines += ["  " + line for line in lines]
+            self.paragraph(finding_text(finding), "  ", {finding.cause: "bold"})
         if len(shown) < len(findings):
             self.paragraph(f"{len(findings) - len(shown)} more: stoker run --details", "  ")
 
-    def money_and_ranks(self) -> None:
-        report = self.report
+    def costs_and_remarks(self, report: RunReport, path: Path | None) -> None:
         if report.money is not None:
             self.lines.append("money:")
             for line in sentences(report.money):
                 self.paragraph(line, "  ")
         if report.ranks is not None:
             self.lines += rank_lines(report.ranks, self.columns)
+        if report.applied is not None:
+            for reason in reasons(report.applied):
+                self.paragraph(reason)
+        elif path is not None and apply_helps(report):
+            self.lines.append("try: stoker run --apply " + shlex.join(report.command))
 
-    def details(self) -> None:
-        report = self.report
+    def details(self, report: RunReport) -> None:
         self.lines += ["", table(LOADER_HEADERS, loader_rows(report), self.columns)]
         self.paragraph(wall_clock(report))
         self.lines += _workers(report)
         if report.applied is not None:
             self.lines += table_and_notes(report.applied, self.columns, self.colour)
 
-    def diff(self) -> None:
+    def diff(self, diff: str) -> None:
         """Adds the diff, neither wrapped nor indented, so that it can be copied."""
-        if self.report.diff:
-            diff = [(line, DIFF_COLOURS.get(line[:1])) for line in self.report.diff.removesuffix("\n").split("\n")]
-            shown = [style(line, c, self.colour) if c else line for line, c in diff]
+        if diff:
+            lines = diff.removesuffix("\n").split("\n")
+            shown = [style(line, DIFF_COLOURS.get(line[:1], "none"), self.colour) for line in lines]
             self.lines += ["", "the same in your own code:", *shown]
 
 
@@ -155,7 +146,7 @@ def _how_it_ended(report: RunReport) -> str:
 def wall_clock(report: RunReport) -> str:
     """Returns the wall-clock time of the script, and of the epochs of the loaders that took most of it."""
     out = [f"wall clock: the script took {human_seconds(report.wall_s)}"]
-    for loader in sorted(report.loaders, key=lambda e: -e.loop_s)[:MAX_TIMED]:
+    for loader in _longest(report):
         epochs = loader.epoch_s
         if epochs.first is None:
             continue
@@ -164,6 +155,10 @@ def wall_clock(report: RunReport) -> str:
             text += f", later ones {human_seconds(epochs.later)} (median of {epochs.count - 1})"
         out.append(text)
     return "; ".join(out)
+
+
+def _longest(report: RunReport) -> list[LoaderReport]:
+    return sorted(report.loaders, key=lambda loader: -loader.loop_s)[:MAX_TIMED]
 
 
 def loader_rows(report: RunReport) -> list[list[str]]:
@@ -204,10 +199,6 @@ def _workers(report: RunReport) -> list[str]:
     return out
 
 
-def _faults_of_all(report: RunReport) -> list[str]:
-    return [f"{short(loader.name)}: {text}" for loader in report.loaders for text in _faults(loader.faults)]
-
-
 def _faults(faults: Faults) -> Iterator[str]:
     """Yields what failed without ending the run."""
     if faults.samples and faults.first:
@@ -240,3 +231,38 @@ def apply_helps(report: RunReport) -> bool:
     number of workers."""
     streams = {loader.name for loader in report.loaders if loader.settings.iterable}
     return any(f.cause in FIXED_BY_APPLY and f.loader not in streams for f in report.findings)
+
+
+def rank_lines(ranks: Ranks, columns: int) -> list[str]:
+    """Returns a table of what each rank waited, followed by ``rank_sentences``."""
+    longest = sorted(ranks.each, key=lambda r: -r.wait_s)[:MAX_RANKS]
+    rows = []
+    for r in sorted(longest, key=lambda r: r.rank):
+        busy_s, batches = r.wait_s + r.step_s, max(1, r.batches)
+        share = f"{r.wait_s / busy_s if busy_s else 0.0:.0%}"
+        rows.append([f"{r.rank}", f"{r.batches:,}", human_seconds(r.wait_s), share, human_seconds(r.step_s / batches)])
+    out = ["", table(["rank", "batches", "waited", "of loop", "step"], rows, columns)]
+    if len(ranks.each) > MAX_RANKS:
+        out.append(f"of {len(ranks.each)} ranks those that waited longest")
+    return out + [textwrap.fill(text, columns, subsequent_indent="  ") for text in rank_sentences(ranks)]
+
+
+def rank_sentences(ranks: Ranks | None) -> Iterator[str]:
+    """Yields sentences on loaders with unequal numbers of batches, and on the rank that makes the others wait."""
+    if ranks is None:
+        return
+    for loader in ranks.unequal:
+        least = min(loader.batches, key=lambda pair: pair[1])
+        most = max(loader.batches, key=lambda pair: pair[1])
+        yield (
+            f"{short(loader.loader)}: ranks have unequal numbers of batches in an epoch: rank {least[0]} has "
+            f"{least[1]:,}, rank {most[0]} {most[1]:,}. A collective in the loop then waits for ever. Use a "
+            "DistributedSampler, or drop_last=True on equal shares"
+        )
+    if ranks.starving is not None:
+        waits = {r.rank: r.wait_s / max(1, r.batches) for r in ranks.each}
+        own = waits.pop(ranks.starving)
+        yield (
+            f"rank {ranks.starving} starves the others: it waits {human_seconds(own)} for a batch, they at most "
+            f"{human_seconds(max(waits.values()))}, and then for it"
+        )
