@@ -6,17 +6,13 @@ import difflib
 import functools
 import inspect
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from ..core import output
 from ..core.errors import UsageError
-
-F = TypeVar("F", bound=Callable[..., object])
 
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
@@ -119,28 +115,28 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
     return [CompletionItem(incomplete, type="file")]
 
 
-def target(command: F) -> F:
-    """Adds the argument TARGET, which ``loader.variant.find`` imports."""
-    return click.argument("target", metavar="TARGET", shell_complete=files)(command)
-
-
-def json_file(command: F) -> F:
-    """Adds ``--json FILE``. Before the command begins, checks that the file can be written."""
-    help_text = "Write the result as JSON; - writes it to stdout instead of the text."
-    return click.option("--json", "json_path", type=FILE, metavar="FILE", callback=_check_json, help=help_text)(command)
-
-
-def time_limit(default: float) -> Callable[[F], F]:
-    """Adds ``--time-limit SECONDS``."""
-    help_text = "Stop after this many seconds and report what was measured so far."
-    return click.option(
-        "--time-limit", type=SECONDS, default=default, show_default=True, metavar="SECONDS", help=help_text
-    )
-
-
-def num_workers(command: F) -> F:
-    """Adds ``--num-workers N|auto``, for a command that reads a whole dataset."""
-    help_text = "Number of worker processes; 0 reads in the command's own process."
-    return click.option(
-        "--num-workers", type=workers, default="auto", show_default=True, metavar="N|auto", help=help_text
-    )(command)
+target = click.argument("target", metavar="TARGET", shell_complete=files)  # see ``loader.variant.find``
+json_file = click.option(  # checked before the command begins
+    "--json",
+    "json_path",
+    type=FILE,
+    metavar="FILE",
+    callback=_check_json,
+    help="Write the result as JSON; - writes it to stdout instead of the text.",
+)
+num_workers = click.option(  # of a command that reads a whole dataset
+    "--num-workers",
+    type=workers,
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Number of worker processes; 0 reads in the command's own process.",
+)
+time_limit = functools.partial(
+    click.option,
+    "--time-limit",
+    type=SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop after this many seconds and report what was measured so far.",
+)

@@ -21,7 +21,7 @@ from . import arguments
     show_default=True,
     help="Share of the free memory to keep free.",
 )
-@arguments.time_limit(60.0)
+@arguments.time_limit(default=60.0)
 @arguments.json_file
 def command(target: str, step: str | None, margin: float, time_limit: float, json_path: Path | None) -> int:
     """Find the largest batch that fits the accelerator.

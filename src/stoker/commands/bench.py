@@ -60,7 +60,7 @@ WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
 @click.option("--engine", type=click.Choice(ENGINES), help="In place of the loader's own.")
 @click.option("--num-workers", type=click.IntRange(min=0), metavar="N", help="In place of the loader's own.")
 @click.option("--batch-size", type=arguments.COUNT, metavar="N", help="In place of the loader's own; 32 for a dataset.")
-@arguments.time_limit(TIME_LIMIT_S)
+@arguments.time_limit(default=TIME_LIMIT_S)
 @arguments.json_file
 def command(
     target: str,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 DAY_S = 86_400.0
+_folder = click.option("--dir", "folder", type=arguments.FILE, metavar="DIR", help="Directory of the caches.")
 
 
 @click.group("cache", cls=arguments.CommandGroup, no_args_is_help=False)
@@ -34,12 +35,6 @@ def command() -> None:
       stoker cache ls                     name, samples, size, last use, state
       stoker cache prune --older-than 30  remove those that nothing has used for 30 days
     """
-
-
-def _folder(subcommand: arguments.F) -> arguments.F:
-    return click.option("--dir", "folder", type=arguments.FILE, metavar="DIR", help="Directory of the caches.")(
-        subcommand
-    )
 
 
 def _base(folder: Path | None) -> Path:

@@ -26,7 +26,7 @@ from . import arguments
     show_default=True,
     help="The settings that may change. batch_size may be included, but a different batch size changes the training.",
 )
-@arguments.time_limit(BUDGET_S)
+@arguments.time_limit(default=BUDGET_S)
 @click.option(
     "--batch-size",
     type=arguments.COUNT,
