@@ -115,14 +115,10 @@ class LoaderStats:
         """In which a worker is busy, ignoring a few long steps; None if no task was observed."""
         if self.service is None:
             return None
-        return self.service / max(1, self.workers) / max(1e-9, self.wait + self.step * self._even)
-
-    @property
-    def _even(self) -> float:
-        """The part of the steps' time outside a few long ones (such as a checkpoint). In a long step workers idle,
-        because they have already made every batch they may prefetch."""
+        # In a long step, such as a checkpoint, workers idle, because they have made every batch they may prefetch.
         steps = self.loader.steps
-        return 1 - steps.slow_share if steps.slow_count <= RARE * steps.count else 1.0
+        even = 1 - steps.slow_share if steps.slow_count <= RARE * steps.count else 1.0
+        return self.service / max(1, self.workers) / max(1e-9, self.wait + self.step * even)
 
     def crossings(self, kind: str) -> tuple[Crossing | None, float]:
         """Returns the costliest line with calls of this kind, and the share of the loop that all such calls take."""
@@ -134,10 +130,15 @@ class LoaderStats:
 
     # Parts of the workers' time.
 
-    def stage_share(self, seconds: float) -> float:
-        """Returns the share of the workers' time that ``seconds`` of one stage make up."""
-        made = self.loader.stages.made_s
-        return seconds / made if made else 0.0
+    @property
+    def fetch(self) -> float:
+        stages = self.loader.stages
+        return stages.fetch.self_s / stages.made_s if stages.made_s else 0.0
+
+    @property
+    def collate(self) -> float:
+        stages = self.loader.stages
+        return stages.collate.self_s / stages.made_s if stages.made_s else 0.0
 
     def code_shares(self, kind: str, ran: bool = True, waited: bool = True) -> dict[str, float]:
         """Returns each code's share of a task's time, for one kind of code, by name and line. ``ran`` and ``waited``
@@ -190,8 +191,7 @@ class LoaderStats:
     @property
     def kernel_share(self) -> float:
         """The part of the workers' CPU time spent in the kernel."""
-        kernel = self.loader.kernel
-        return kernel.system_ns / max(1, kernel.cpu_ns)
+        return self.loader.kernel.system_ns / max(1, self.loader.kernel.cpu_ns)
 
     # Questions that several rules ask.
 
@@ -200,11 +200,6 @@ class LoaderStats:
         """Whether changing the number of workers would repeat or drop samples: the dataset is iterable and was not
         seen to divide its samples among workers."""
         return self.loader.settings.iterable and not self.loader.settings.divides
-
-    @property
-    def draws(self) -> bool:
-        """Whether making batches in the script's process drew random numbers there."""
-        return self.loader.settings.draws
 
     @property
     def workers(self) -> int:

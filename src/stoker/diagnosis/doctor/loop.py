@@ -26,11 +26,10 @@ def slow_transport(stats: LoaderStats) -> RuleFinding | None:
     if stats.loader.settings.engine != "torch":
         return None  # stoker's engine already copies less
     if allocates_each_batch(stats):
-        part = stats.stage_share(stats.loader.stages.collate.self_s)
-        best = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)
+        best = max(stats.step, service * (1 - stats.collate * stats.kernel_share) / stats.workers)
         return RuleFinding(
-            stats.share * part,
-            {"collate_share_of_a_task": part, "kernel_share_of_cpu": stats.kernel_share},
+            stats.share * stats.collate,
+            {"collate_share_of_a_task": stats.collate, "kernel_share_of_cpu": stats.kernel_share},
             "each batch gets new shared memory, which the kernel clears page by page: use stoker run --apply, which "
             "reuses memory",
             now / best,
@@ -50,8 +49,7 @@ def slow_transport(stats: LoaderStats) -> RuleFinding | None:
 
 def allocates_each_batch(stats: LoaderStats) -> bool:
     """Returns whether torch's collate, in torch's workers, spends most of its time allocating shared memory."""
-    collate = stats.stage_share(stats.loader.stages.collate.self_s)
-    if stats.loader.settings.engine != "torch" or not stats.workers or collate < MIN_COLLATE:
+    if stats.loader.settings.engine != "torch" or not stats.workers or stats.collate < MIN_COLLATE:
         return False
     torchs = sum(v for name, v in stats.code_shares("collate").items() if name.startswith("collate_"))
     return torchs >= MIN_COLLATE and stats.kernel_share >= MIN_KERNEL

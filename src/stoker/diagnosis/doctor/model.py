@@ -15,32 +15,27 @@ HANDOVER_S = 0.4e-3  # CPU seconds per batch: 0.58 ms for 64 scalars, of which 0
 START_S = 10e-3  # seconds per worker and epoch, with fork
 
 
-def period(stats: LoaderStats, workers: int) -> float | None:
-    """Predicts seconds per batch with ``workers`` workers; None if the workers' time is unknown."""
+def period(stats: LoaderStats, workers: int, left: float = 1.0) -> float | None:
+    """Predicts seconds per batch with ``workers`` workers, if this part of a task's time were left. None if the
+    workers' time is unknown."""
     service = stats.service
     if service is None:
         return None
+    if workers == 0:
+        return stats.step + service * left
     handover = start = 0.0
     if stats.workers == 0:
         handover, start = HANDOVER_S, START_S * workers * stats.loader.epochs / stats.batches
-    return start + max(stats.step, service / workers, (stats.cpu + stats.step_cpu + handover) / stats.cores)
+    cpu = stats.cpu * left + stats.step_cpu + handover
+    return start + max(stats.step, service * left / workers, cpu / stats.cores)
+
+
+def speedup(stats: LoaderStats, workers: int, left: float = 1.0) -> float | None:
+    """Predicts the speed-up by the same changes: loop time now over loop time then, at least 1."""
+    then = period(stats, workers, left)
+    return max(1.0, stats.loop / then) if then else None
 
 
 def without(stats: LoaderStats, part: float) -> float | None:
-    """Predicts the loop's speed-up if ``part`` of a task's time were saved, with the same number of workers. None if
-    the workers' time is unknown."""
-    service = stats.service
-    if service is None:
-        return None
-    left = 1 - min(1.0, max(0.0, part))
-    if stats.workers == 0:
-        then = stats.step + service * left
-    else:
-        then = max(stats.step, service * left / stats.workers, (stats.cpu * left + stats.step_cpu) / stats.cores)
-    return max(1.0, stats.loop / then) if then else None
-
-
-def speedup(stats: LoaderStats, workers: int) -> float | None:
-    """Predicts the speed-up with ``workers`` workers: loop time now over loop time then, at least 1."""
-    then = period(stats, workers)
-    return max(1.0, stats.loop / then) if then else None
+    """Predicts the speed-up if ``part`` of a task's time were saved, with the same number of workers."""
+    return speedup(stats, stats.workers, 1 - min(1.0, max(0.0, part)))

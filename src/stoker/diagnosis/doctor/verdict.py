@@ -93,7 +93,7 @@ def _findings(stats: LoaderStats) -> list[Finding]:
         found[LAST.__name__] = LAST(stats)
     found[REMEDY.__name__] = REMEDY(stats)
     worth = {cause: f for cause, f in found.items() if f is not None and not 0 < f.share < MIN_SHARE}
-    why = BY_HAND if stats.repeats else BY_HAND_DRAWN if stats.draws and not stats.workers else ""
+    why = BY_HAND if stats.repeats else BY_HAND_DRAWN if stats.loader.settings.draws and not stats.workers else ""
     if why:
         worth = {cause: _by_hand(f, why) for cause, f in worth.items()}
     return [
