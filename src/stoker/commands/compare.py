@@ -9,6 +9,7 @@ import click
 
 from ..core import output
 from ..core.errors import UsageError
+from ..core.terminal import colour_wanted, width
 from . import arguments
 
 
@@ -35,7 +36,8 @@ def command(a: Path, b: Path, fail_above: float | None, json_path: Path | None) 
     from ..diagnosis.report.compare import compare, load
 
     found = compare(load(a), load(b), fail_above)
-    output.give(found.as_dict(), json_path, lambda: found.show(sys.stdout))
+    stream = sys.stdout
+    output.give(found.as_dict(), json_path, lambda: print(found.text(width(stream), colour_wanted(stream))))
     if fail_above is not None and all(pair.loss is None for pair in found.pairs):
         raise UsageError("--fail-above has nothing to compare: no loader has samples/s or batches in both reports")
     for reason in found.failed:

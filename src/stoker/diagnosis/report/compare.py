@@ -10,13 +10,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple, TextIO
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
 
 from ...core.errors import UsageError
-from ...core.terminal import colour_wanted, human_bytes, human_seconds, printable, rate, short, style, table, width
+from ...core.terminal import human_bytes, human_seconds, printable, rate, short, style, table
 from ...core.types import JsonObject
 from .schema import SCHEMA, LoaderReport, RunReport, Stages
 
@@ -96,11 +96,7 @@ class ReportHead(Struct):
 
 
 def load(path: Path) -> LoadedReport:
-    """Reads a report from a file.
-
-    Raises:
-        UsageError: the file cannot be read, is too large, or fails as in ``parse``.
-    """
+    """Reads a report from a file. Raises UsageError if it cannot be read, is too large, or fails as in ``parse``."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -112,11 +108,8 @@ def load(path: Path) -> LoadedReport:
 
 
 def parse(content: bytes, path: str) -> LoadedReport:
-    """Parses a file's content.
-
-    Raises:
-        UsageError: it is not a report, has a later schema, or holds wrong types or implausible numbers.
-    """
+    """Parses a file's content. Raises UsageError if it is no report, has a later schema, or holds wrong types or
+    implausible numbers."""
     try:
         data = json.loads(content)  # msgspec's decoder would reject a path that is not valid Unicode
         schema = msgspec.convert(data, ReportHead).schema
@@ -143,11 +136,7 @@ def _of_schema_1(data: JsonObject) -> JsonObject:
 
 
 def figures(loader: LoaderReport) -> dict[str, float]:
-    """Returns the known ones of ``FIGURES``.
-
-    Raises:
-        ValueError: one is not plausible.
-    """
+    """Returns the known ones of ``FIGURES``. Raises ValueError if one is not plausible."""
     found = {name: x for name, figure in FIGURES.items() if (x := figure.of(loader)) is not None}
     for name, x in found.items():
         if not 0 <= x <= MAX_NUMBER:
@@ -219,8 +208,9 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """Sentences about what makes the comparison less fair."""
-        out = [f"A {caveat}" for caveat in _caveats(self.a)] + [f"B {caveat}" for caveat in _caveats(self.b)]
-        out += [f"not the same machine: {differs}" for differs in _machines(self.a.machine, self.b.machine)]
+        out = [f"{side} {caveat}" for side, report in (("A", self.a), ("B", self.b)) for caveat in _caveats(report)]
+        machines = _machines(self.a.machine, self.b.machine)
+        out += [f"not the same machine: {machines}"] * bool(machines)
         commands = [_shown(" ".join(report.command)) or "none" for report in (self.a, self.b)]
         out += [f"not the same command: {commands[0]} in A, {commands[1]} in B"] * (commands[0] != commands[1])
         moved = [(_name(p.a), _name(p.b)) for p in self.pairs if _name(p.a) != _name(p.b)]
@@ -245,10 +235,6 @@ class Comparison:
         names = ("only_a", "only_b", "appeared", "vanished", "notes", "fail_above", "failed")
         found = {"loaders": loaders, **{name: getattr(self, name) for name in names}}
         return {"schema": 2, "kind": "compare", "a": self.a.path, "b": self.b.path, **found}
-
-    def show(self, stream: TextIO) -> None:
-        """Prints the comparison in the width that ``stream`` has, with colours if it takes them."""
-        print(self.text(width(stream), colour_wanted(stream)), file=stream)
 
     def text(self, columns: int = 80, colour: bool = False) -> str:
 
@@ -307,8 +293,7 @@ def _name(loader: LoaderReport) -> str:
 
 def _rows(pair: Pair) -> list[list[str]]:
     """Returns the table's rows: one for each figure known in at least one report."""
-    out, ratio = [], pair.ratio
-    both = figures(pair.a), figures(pair.b)
+    out, ratio, both = [], pair.ratio, (figures(pair.a), figures(pair.b))
     for name, (label, text, _) in FIGURES.items():
         if any(name in values for values in both):
             cells = (text(values[name]) if name in values else "-" for values in both)
@@ -325,15 +310,15 @@ def _caveats(report: LoadedReport) -> list[str]:
     return out + [f"has {loader.batches:,} batches of {_name(loader)}: too few to tell" for loader in few]
 
 
-def _machines(a: ReportMachine, b: ReportMachine) -> list[str]:
-    """Returns a list with one text on how the machines differ; empty if they do not."""
+def _machines(a: ReportMachine, b: ReportMachine) -> str:
+    """Returns how the machines differ; "" if they do not."""
     memory = sorted((a.memory or 0, b.memory or 0))
     gpus = [", ".join(gpu.name for gpu in machine.gpus) or "none" for machine in (a, b)]
     pairs = {"cores": (a.cores, b.cores), "gpus": gpus, "python": (a.python, b.python)}
     differs = [f"{name} {old} and {new}" for name, (old, new) in pairs.items() if old != new]
     if memory[1] - memory[0] > MEMORY * memory[1]:
         differs.append(f"memory {human_bytes(a.memory or 0)} and {human_bytes(b.memory or 0)}")
-    return [_shown(", ".join(differs))] * bool(differs)
+    return _shown(", ".join(differs))
 
 
 def _plain(value: object) -> object:
