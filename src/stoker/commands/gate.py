@@ -40,7 +40,11 @@ class Gate:
         self.input_bound = INPUT_BOUND in conditions
         self.allowed = ALLOWED if allowed is None else allowed
         paths = [Path(text.removeprefix(SLOWER)) for text in conditions if text.startswith(SLOWER)]
-        self.reports: list[LoadedReport] = _load(paths) if paths else []
+        self.reports: list[LoadedReport] = []
+        if paths:
+            from ..diagnosis.report.compare import load  # see run.REPORTING
+
+            self.reports = [load(path) for path in paths]
         if allowed is not None and not self.reports:
             raise UsageError(f"--fail-above needs --fail-on {SLOWER}REPORT")
 
@@ -61,9 +65,3 @@ class Gate:
             if all(pair.loss is None for pair in found.pairs):
                 yield f"{SLOWER}{before.path} cannot be judged: no loader has samples/s or batches in both"
             yield from found.losses(before.path)
-
-
-def _load(paths: list[Path]) -> list[LoadedReport]:
-    from ..diagnosis.report.compare import load  # imported only if a condition needs it
-
-    return [load(path) for path in paths]

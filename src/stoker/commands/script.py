@@ -37,7 +37,8 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
         there = path.glob("*.py")
         raise UsageError(f"{path} is a folder; {_instead('train.py', there, 'name a script in it')}")
     if not path.exists() and command[0] != "-":
-        beside = [*path.parent.glob("*.py"), *_commands_beside_python()]
+        commands = (Path(each.name) for each in Path(sys.executable).parent.iterdir())  # such as torchrun
+        beside = [*path.parent.glob("*.py"), *commands]
         raise UsageError(f"there is no {path}; {_instead(path.name, beside, 'check its path')}")
     return [*python, *command]
 
@@ -45,11 +46,6 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
 def is_script(path: Path) -> bool:
     """Returns whether Python runs this file, rather than the system."""
     return path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
-
-
-def _commands_beside_python() -> Iterable[Path]:
-    """Yields commands such as torchrun, of the environment that stoker is in."""
-    return (Path(path.name) for path in Path(sys.executable).parent.iterdir())
 
 
 def _instead(name: str, there: Iterable[Path], otherwise: str) -> str:

@@ -25,10 +25,8 @@ SCROLLS = "overflow-x:auto"
 def render(report: RunReport) -> str:
     """Returns the fragment. It begins with the headline, as the text and the page do."""
     sentence = f"stoker: {escape(headline(report))}"
-    if not report.loaders:
-        return _box(
-            "unknown", [f"<div>{sentence}</div>", *_unreached(report.bypassing[1:])]
-        )  # the headline has the first
+    if not report.loaders:  # the headline has the first of those that stoker does not reach
+        return _box("unknown", [f"<div>{sentence}</div>", *_unreached(report.bypassing[1:])])
     verdict = f'<b style="color:{COLOURS[report.verdict]}">{report.verdict}</b>'
     out = [f"<div>{sentence if report.applied else sentence.replace(report.verdict, verdict, 1)}</div>"]
     if report.applied is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -79,30 +80,30 @@ def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
     call = _call(tree, line)
     if call is None:
         return source
-    starts = [0]
-    for text in source.split(b"\n"):
-        starts.append(starts[-1] + len(text) + 1)
+    starts = [0, *itertools.accumulate(len(text) + 1 for text in source.split(b"\n"))]
+
+    def span(node: ast.expr) -> tuple[int, int]:
+        last, column = node.end_lineno or 1, node.end_col_offset or 0  # neither is None in a parsed tree
+        return starts[node.lineno - 1] + node.col_offset, starts[last - 1] + column
+
     own = {k.arg: k.value for k in call.keywords}
     edits: list[tuple[int, int, bytes]] = []
-    values = [*call.args, *(k.value for k in call.keywords)]
-    last = max(values, key=lambda node: _end(node, starts))
+    end = max(span(node)[1] for node in (*call.args, *own.values()))
     for name, value in settings.items():
         if name in (STAGED, ENGINE):
             continue
         if name in own:
-            node = own[name]
-            edits.append((_begin(node, starts), _end(node, starts), repr(value).encode()))
+            edits.append((*span(own[name]), repr(value).encode()))
         else:
-            end = _end(last, starts)
             edits.append((end, end, f", {name}={value!r}".encode()))
     data = own.get("dataset") or next(iter(call.args), None)
     if settings.get(STAGED) and data is not None:  # added last: of two edits at one offset, the later one comes first
-        edits += [(at, at, text) for at, text in ((_begin(data, starts), STAGES), (_end(data, starts), b")"))]
+        edits += [(at, at, text) for at, text in zip(span(data), (STAGES, b")"), strict=True)]
     if settings.get(ENGINE) and _torchs(tree, call.func):
-        edits.append((_begin(call.func, starts), _end(call.func, starts), b"stoker.DataLoader"))
+        edits.append((*span(call.func), b"stoker.DataLoader"))
     out = source
-    for begin, end, text in sorted(edits, key=lambda e: e[:2], reverse=True):
-        out = out[:begin] + text + out[end:]
+    for first, last, text in sorted(edits, key=lambda e: e[:2], reverse=True):
+        out = out[:first] + text + out[last:]
     ast.parse(out)
     return out
 
@@ -115,11 +116,7 @@ def _importing(source: bytes) -> bytes:
     known = any(isinstance(n, ast.Import) and any((a.asname or a.name) == "stoker" for a in n.names) for n in imports)
     if not names or known or not imports:
         return source
-    last = imports[0]
-    for node in tree.body[tree.body.index(last) + 1 :]:
-        if not isinstance(node, (ast.Import, ast.ImportFrom)):
-            break
-        last = node
+    *_, last = itertools.takewhile(imports.__contains__, tree.body[tree.body.index(imports[0]) :])
     lines = source.split(b"\n")
     lines.insert(last.end_lineno or last.lineno, b"import stoker" + b"\r" * lines[0].endswith(b"\r"))
     return b"\n".join(lines)
@@ -131,15 +128,6 @@ def _torchs(tree: ast.AST, func: ast.expr) -> bool:
         return func.attr == "DataLoader" and ast.unparse(func.value) in MODULES
     froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in MODULES[:1]]
     return any((a.asname or a.name) == getattr(func, "id", "") == "DataLoader" for n in froms for a in n.names)
-
-
-def _begin(node: ast.expr, starts: list[int]) -> int:
-    return starts[node.lineno - 1] + node.col_offset
-
-
-def _end(node: ast.expr, starts: list[int]) -> int:
-    line, column = node.end_lineno, node.end_col_offset
-    return starts[(line or 1) - 1] + (column or 0)  # neither is None in a parsed tree
 
 
 def _call(tree: ast.AST, line: int) -> ast.Call | None:

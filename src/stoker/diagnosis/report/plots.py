@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...core.terminal import human_seconds, short
-from .schema import Change, Compared, LoaderReport, RunReport
+from .schema import Compared, LoaderReport, RunReport
 
 KINDS = {
     "decode": "#d97706",
@@ -80,13 +80,12 @@ def _applied(compared: Compared) -> Plot:
     if main is not None and main.later.times_as_fast():
         changes.append(("later epochs", main.later))
     guess = " (estimate)" if compared.estimated else ""
-    rows = [row for name, change in changes for row in _change(name, change, guess)]
+    rows = []
+    for name, change in changes:
+        for when, figure, colour in ((f"before{guess}", change.before, BEFORE), ("after", change.after, AFTER)):
+            seconds = figure or 0.0
+            rows.append((f"{name} {when}: {human_seconds(seconds)}", [BarPart(when, seconds, colour)]))
     return Plot("Before and after", "s", rows)
-
-
-def _change(name: str, change: Change, guess: str) -> Iterator[tuple[str, list[BarPart]]]:
-    for when, seconds, colour in ((f"before{guess}", change.before, BEFORE), ("after", change.after, AFTER)):
-        yield f"{name} {when}: {human_seconds(seconds or 0.0)}", [BarPart(when, seconds or 0.0, colour)]
 
 
 def loop(loader: LoaderReport) -> Iterator[Plot]:
