@@ -61,7 +61,11 @@ def command(words: tuple[str, ...], json_path: Path | None) -> int:
             f"no page has a word of {question[:MAX_QUOTED]!r}; stoker explain without words lists all symptoms"
         )
     whole = search.is_name(question)
-    answers = [{**_entry(page), **_answer(page), **({"text": page.text} if whole else {})} for page in found]
+    answers = [
+        {**_entry(page), "means": page.means, "do": page.remedy, "command": page.command}
+        | ({"text": page.text} if whole else {})
+        for page in found
+    ]
     result: JsonObject = {"schema": SCHEMA, "asked": question, "answers": answers}
     show = render(found[0], sys.stdout) if whole else answered(found, sys.stdout)
     output.give(result, json_path, lambda: print(show))
@@ -70,10 +74,6 @@ def command(words: tuple[str, ...], json_path: Path | None) -> int:
 
 def _entry(page: Page) -> JsonObject:
     return {"name": page.name, "title": page.title, "causes": list(page.causes), "page": page.path}
-
-
-def _answer(page: Page) -> JsonObject:
-    return {"means": page.means, "do": page.remedy, "command": page.command}
 
 
 def listed(stream: TextIO) -> str:

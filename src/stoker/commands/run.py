@@ -196,23 +196,19 @@ def command(
     return run(Options(**options, prices=prices, gate=Gate(fail_on, fail_above)))
 
 
-def _check_workers_on(options: Options) -> None:
-    if not options.apply:
-        raise UsageError("--workers-on needs --apply")
-    name, address = elsewhere(options.workers_on) or ("", "")
-    if name not in kinds() or "//" in address:
-        allowed = " or ".join(f"{kind}, or {kind}:HOST:PORT" for kind in kinds())
-        raise UsageError(
-            f"--workers-on must be {allowed}, a cluster that this machine belongs to, not {options.workers_on}"
-        )
-
-
 def _check(options: Options) -> None:
     """Raises UsageError, before the script runs, if options exclude each other or a file cannot be written."""
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
     if options.workers_on:
-        _check_workers_on(options)
+        if not options.apply:
+            raise UsageError("--workers-on needs --apply")
+        name, address = elsewhere(options.workers_on) or ("", "")
+        if name not in kinds() or "//" in address:
+            allowed = " or ".join(f"{kind}, or {kind}:HOST:PORT" for kind in kinds())
+            raise UsageError(
+                f"--workers-on must be {allowed}, a cluster that this machine belongs to, not {options.workers_on}"
+            )
     if options.keep != "no" and not options.apply:
         raise UsageError("--keep needs --apply, which fills the cache")
     if options.debug and options.apply:
@@ -251,16 +247,8 @@ def run(options: Options) -> int:
     gate = Gate() if code else options.gate  # a failed script has already printed why
     failed = ["there is no report for --fail-on to check"] if gate.asked else []
     try:
-        report = build.report_of(
-            options.words,
-            code,
-            listener.snapshots(),
-            machine,
-            wall_s,
-            options.apply,
-            options.prices,
-            options.max_steps is not None,
-        )
+        sent, cut = listener.snapshots(), options.max_steps is not None
+        report = build.report_of(options.words, code, sent, machine, wall_s, options.apply, options.prices, cut)
         failed = list(gate.failed(report))
         if not options.apply and not (options.max_steps or options.debug):
             history.save(report)
@@ -302,20 +290,19 @@ def _write(report: RunReport, options: Options) -> None:
 
 
 def _environment(folder: str, options: Options) -> dict[str, str]:
-    env = dict(os.environ)
-    path = env.get("PYTHONPATH")
-    env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
-    env.update(
-        STOKER_RUN=folder,
-        STOKER_HOME=str(SOURCE),
-        STOKER_APPLY="1" if options.apply else "",
-        STOKER_KEEP=options.keep if options.apply else "",
-        STOKER_ON_MISMATCH=options.on_mismatch if options.apply else "",
-        STOKER_WORKERS_ON=options.workers_on,
-        STOKER_DEBUG="1" if options.debug else "",
-        STOKER_MAX_STEPS=str(options.max_steps or ""),
-    )
-    return env
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else str(HOOK),
+        "STOKER_RUN": folder,
+        "STOKER_HOME": str(SOURCE),
+        "STOKER_APPLY": "1" if options.apply else "",
+        "STOKER_KEEP": options.keep if options.apply else "",
+        "STOKER_ON_MISMATCH": options.on_mismatch if options.apply else "",
+        "STOKER_WORKERS_ON": options.workers_on,
+        "STOKER_DEBUG": "1" if options.debug else "",
+        "STOKER_MAX_STEPS": str(options.max_steps or ""),
+    }
 
 
 def _in_foreground() -> bool:
