@@ -1,7 +1,4 @@
-"""``stoker stats`` and ``stoker.mean_std``: mean and std of each channel of a dataset's images.
-
-``image_record`` has the record that a worker computes from a sample, and the arithmetic.
-"""
+"""``stoker stats`` and ``stoker.mean_std``: mean and std of each channel of a dataset's images."""
 
 from __future__ import annotations
 

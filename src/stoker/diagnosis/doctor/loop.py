@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..report.schema import Spread
 from .loader_stats import RARE, LoaderStats, RuleFinding
 from .model import period
 
@@ -65,7 +64,7 @@ def prefetch_too_small(stats: LoaderStats) -> RuleFinding | None:
     steps, tasks, now = stats.loader.steps, stats.loader.tasks, stats.loop
     if stats.coreless > CORELESS or 0 < steps.slow_count <= steps.count * RARE:
         return None  # cores are short, or rare long steps that no prefetch depth would bridge
-    uneven = max(_uneven(steps), _uneven(tasks))
+    uneven = max(lasted.p95_s / lasted.median_s if lasted.median_s else 0.0 for lasted in (steps, tasks))
     best = period(stats, stats.workers) or now
     if uneven < UNEVEN or best > 0.9 * now or tasks.slow_share > 0.3:
         return None
@@ -77,10 +76,6 @@ def prefetch_too_small(stats: LoaderStats) -> RuleFinding | None:
         now / best,
         {"prefetch_factor": deeper},
     )
-
-
-def _uneven(durations: Spread) -> float:
-    return durations.p95_s / durations.median_s if durations.median_s else 0.0
 
 
 def checkpoint_or_logging(stats: LoaderStats) -> RuleFinding | None:

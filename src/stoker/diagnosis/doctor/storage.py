@@ -49,8 +49,11 @@ def cold_cache(stats: LoaderStats) -> RuleFinding | None:
         return None
     lost_s = (first - later) * epochs[0].batches
     share = lost_s / stats.total if stats.total else 0.0
-    # The first epoch may be slow for other reasons. Workers that wait for a disk sleep.
-    if share * stats.weight < MIN_LOST or _slept_s(stats) < MIN_SLEPT * lost_s:
+    # The first epoch may be slow for other reasons. Workers that wait for a disk sleep: they neither compute nor want a
+    # core.
+    kernel_says_s = stats.worked - loader.stages.worker.cpu_s - loader.kernel.delay_ns / 1e9
+    slept_s = max(stats.waits * stats.worked, kernel_says_s)
+    if share * stats.weight < MIN_LOST or slept_s < MIN_SLEPT * lost_s:
         return None
     return RuleFinding(
         share,
@@ -59,9 +62,3 @@ def cold_cache(stats: LoaderStats) -> RuleFinding | None:
         "files once before",
         1 / (1 - share),
     )
-
-
-def _slept_s(stats: LoaderStats) -> float:
-    """Returns the seconds of their tasks in which the workers neither computed nor wanted a core."""
-    kernel_says = stats.worked - stats.loader.stages.worker.cpu_s - stats.loader.kernel.delay_ns / 1e9
-    return max(stats.waits * stats.worked, kernel_says)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from ...core.terminal import human_seconds, short, style, table
-from .schema import Applied, Change, Compared
+from .schema import Applied, Compared
 
 NAMED = 4  # most loaders in the table: those whose epochs took longest
 EPOCHS = 6  # most epochs drawn; if there are more, the first ones and the last
@@ -44,17 +44,15 @@ def rows(compared: Compared) -> tuple[list[str], list[list[str]]]:
         figures.append((f"{name}: first epoch", row.first, False))
         figures.append((f"{name}: each later epoch" + (f" ({later})" if later > 0 else ""), row.later, False))
         figures.append((f"{name}: samples/s of its loop", row.samples_per_s, True))
-    out = [_cells(label, change, rate, known) for label, change, rate in figures if change.after is not None]
+    out = []
+    for label, change, rate in figures:
+        if change.after is not None:
+            both = (change.before, change.after)
+            cells = ["" if x is None else f"{x:,.0f}" if rate else human_seconds(x) for x in both]
+            gain = change.times_as_fast(rate)
+            out.append([label, *cells, f"{gain:.2f}x" if gain else ""] if known else [label, cells[1]])
     before = "before (estimate)" if compared.estimated else "before"
     return (["wall clock", before, "after", ""] if known else ["wall clock", "after"]), out
-
-
-def _cells(label: str, change: Change, rate: bool, known: bool) -> list[str]:
-    before, after = (
-        "" if x is None else f"{x:,.0f}" if rate else human_seconds(x) for x in (change.before, change.after)
-    )
-    gain = change.times_as_fast(rate)
-    return [label, before, after, f"{gain:.2f}x" if gain else ""] if known else [label, after]
 
 
 def notes(applied: Applied) -> Iterator[str]:

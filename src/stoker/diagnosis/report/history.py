@@ -50,7 +50,9 @@ def save(report: RunReport) -> None:
             return
         make_folder(path.parent)
         write(path, text)
-        _prune(path.parent)
+        by_age = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
+        for forgotten in by_age[MAX_RUNS:]:
+            forgotten.unlink(missing_ok=True)
 
 
 def load(command: Sequence[str]) -> RememberedRun | None:
@@ -75,10 +77,3 @@ def digest(command: Sequence[str]) -> str:
 def _path(command: Sequence[str]) -> Path:
     key = json.dumps([os.getcwd(), *command])
     return folder() / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
-
-
-def _prune(runs: Path) -> None:
-    """Forgets the oldest runs beyond ``MAX_RUNS``."""
-    by_age = sorted(runs.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in by_age[MAX_RUNS:]:
-        path.unlink(missing_ok=True)

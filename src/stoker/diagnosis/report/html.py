@@ -110,12 +110,7 @@ def _template(name: str) -> jinja2.Template:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        bytes=human_bytes,
-        evidence=_evidence,
-        totals=_totals,
-        lines=_own_lines,
-        loop=plots.loop,
-        epochs=plots.epochs,
+        bytes=human_bytes, evidence=_evidence, totals=_totals, lines=_own_lines, loop=plots.loop, epochs=plots.epochs
     )
     return environment.get_template(name)
 

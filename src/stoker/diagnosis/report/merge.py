@@ -76,7 +76,7 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> schema.LoaderReport:
     records = [one.inside for one in each if one.inside]
     inside = worker_record.merge(records) if records else worker_record.EMPTY
     samplings = sum(ran + waited for *_, ran, waited in inside["stacks"])
-    tasks = _spread(Histogram(inside["bins"]))
+    tasks = _spread([inside["bins"]])
     by_epoch = msgspec.convert(m.by_epoch, list[schema.EpochRow])
     return schema.LoaderReport(
         **{key: getattr(m, key) for key in SAME},
@@ -97,8 +97,8 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> schema.LoaderReport:
             own=inside["own"],
         ),
         decisions=[line for one in each for line in one.decisions],
-        steps=_spread(_added(one.step_bins for one in each)),
-        waits=_spread(_added(one.wait_bins for one in each)),
+        steps=_spread(one.step_bins for one in each),
+        waits=_spread(one.wait_bins for one in each),
         tasks=schema.TaskSpread(**msgspec.structs.asdict(tasks), slow_samples=inside["slow"]),
         by_epoch=by_epoch,
         epoch_s=epoch_times(by_epoch),
@@ -113,14 +113,10 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> schema.LoaderReport:
     )
 
 
-def _added(bins: Iterable[Mapping[int, int]]) -> Histogram:
-    out = Histogram()
+def _spread(bins: Iterable[Mapping[int, int]]) -> schema.Spread:
+    durations = Histogram()
     for each in bins:
-        out.merge(each)
-    return out
-
-
-def _spread(durations: Histogram) -> schema.Spread:
+        durations.merge(each)
     slow = durations.slow()
     return schema.Spread(durations.count, durations.median(), durations.quantile(0.95), slow.share, slow.number)
 

@@ -45,7 +45,9 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
             page.details(report)
         page.diff(report.diff)
     if path is not None:
-        page.lines.append(_last_line(report, path, page.columns))
+        line = f"report: {printable(str(path))}"
+        more = f"{line}; see stoker explain {report.findings[0].cause}" if report.findings else line
+        page.lines.append(more if len(more) <= page.columns else line)
     return "\n".join(page.lines) + "\n"
 
 
@@ -127,13 +129,6 @@ def _printable(report: RunReport) -> RunReport:
 
     diff = "".join(c if c in "\t\n" else printable(c) for c in report.diff)
     return msgspec.convert({**clean(report.as_dict()), "diff": diff}, RunReport)  # type: ignore[dict-item]
-
-
-def _last_line(report: RunReport, path: Path, columns: int) -> str:
-    """Returns where the report is and, if it fits into the line, the command that explains the first cause."""
-    line = f"report: {printable(str(path))}"
-    more = f"{line}; see stoker explain {report.findings[0].cause}" if report.findings else line
-    return more if len(more) <= columns else line
 
 
 def _how_it_ended(report: RunReport) -> str:
