@@ -14,7 +14,7 @@ import pytest
 from stoker.diagnosis.doctor import loader_stats
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
-from stoker.diagnosis.report import before_after_text, history, text
+from stoker.diagnosis.report import history, text
 from stoker.diagnosis.report.build import report_of
 from stoker.diagnosis.report.merge import epoch_times
 from stoker.diagnosis.report.schema import Applied, AppliedSettings, Change, LoaderReport, RememberedRun, RunReport
@@ -355,13 +355,13 @@ def test_bars_fit_and_have_one_scale() -> None:
     class Plain(io.StringIO):
         encoding = "ascii"
 
-    lines = before_after_text.bars([8.0, 8.0], [8.0, 1.0, 1.0], 60, False, Plain())
+    lines = done.bars([8.0, 8.0], [8.0, 1.0, 1.0], 60, False, Plain())
     assert all(len(line) <= 60 for line in lines)
     drawn = [line.count("#") for line in lines]
     assert drawn == [32, 32, 32, 4, 4]
     assert lines[1].startswith(" " * 9 + "after")
-    assert len(before_after_text.bars([1.0] * 40, [1.0] * 40, 60, False, Plain())) == 2 * before_after_text.EPOCHS
-    assert before_after_text.bars([], [], 60, False, Plain()) == []
+    assert len(done.bars([1.0] * 40, [1.0] * 40, 60, False, Plain())) == 2 * done.EPOCHS
+    assert done.bars([], [], 60, False, Plain()) == []
 
 
 def test_what_could_not_be_reached_is_said_by_name() -> None:

@@ -17,7 +17,7 @@ from . import history, money, patch
 from .headline import headline
 from .merge import Snapshot, merged, snapshots
 from .prices import Prices
-from .schema import Applied, AppliedSettings, Around, Bypassing, LoaderReport, RunReport
+from .schema import Applied, Around, Bypassing, LoaderReport, RunReport
 
 
 def report_of(
@@ -43,9 +43,12 @@ def report_of(
     cuda = any(process.cuda for process in processes)
     verdict, findings = diagnose(loaders, machine.cores, cuda, meanwhile, len(machine.gpus), machine.memory)
     partial = any(not process.final for process in processes)
-    ended = not (code or partial or cut)
-    applied = _applied(command, wall_s, loaders, settings, ended) if apply else None
-    if applied is not None:
+    applied = None
+    if apply:
+        before, ended = history.load(command), not (code or partial or cut)
+        compared = applied_changes.compare(wall_s, loaders, settings, before, history.digest(command), ended)
+        gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
+        applied = Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
         findings = applied_changes.findings(applied) + findings
     for finding in findings:
         finding.diff = patch.of(patch.changes([finding]))
@@ -67,20 +70,6 @@ def report_of(
     report.money = money.of(report, prices) if prices is not None else None
     report.headline = headline(report)
     return report
-
-
-def _applied(
-    command: list[str],
-    wall_s: float,
-    loaders: Sequence[LoaderReport],
-    settings: dict[str, AppliedSettings],
-    ended: bool,
-) -> Applied:
-    """Returns what ``--apply`` did, compared with an observed run of the same command if one is remembered."""
-    before = history.load(command)
-    compared = applied_changes.compare(wall_s, loaders, settings, before, history.digest(command), ended)
-    gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
-    return Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
 
 
 def _bypassing(processes: Sequence[Snapshot], loaders: Sequence[LoaderReport]) -> list[Bypassing]:

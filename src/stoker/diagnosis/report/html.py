@@ -15,7 +15,8 @@ from ...core.errors import UsageError
 from ...core.files import check_writable, write
 from ...core.packages import is_users
 from ...core.terminal import counted, human_bytes, human_seconds, rate, short
-from . import before_after_text, money, plots
+from . import applied as applied_changes
+from . import money, plots
 from .headline import bypassing_text, headline, main_loader
 from .schema import Finding, LoaderReport, RunReport
 from .text import rank_sentences, wall_clock
@@ -91,8 +92,8 @@ def render(report: RunReport) -> str:
         notes=[wall_clock(report), *rank_sentences(report.ranks), *map(bypassing_text, report.bypassing)],
         money=list(money.sentences(report.money)) if report.money else [],
         saved=saved,
-        compared=before_after_text.rows(applied.compared) if applied else None,
-        applied_notes=[*before_after_text.notes(applied), *before_after_text.reasons(applied)] if applied else [],
+        compared=applied_changes.rows(applied.compared) if applied else None,
+        applied_notes=[*applied_changes.notes(applied), *applied_changes.reasons(applied)] if applied else [],
         paces=list(plots.paces(applied.compared)) if applied else [],
         loaders=loaders,
         drawn=loaders[:MAX_LOADERS],

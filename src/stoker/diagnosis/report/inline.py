@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 
 from ...core.terminal import human_seconds, short
-from . import before_after_text
+from . import applied as applied_changes
 from .headline import bypassing_text, headline, why
 from .schema import Bypassing, RunReport
 from .text import LOADER_HEADERS, apply_helps, finding_text, loader_rows
@@ -33,9 +33,9 @@ def render(report: RunReport) -> str:
         out.append(f"<div>what is left: {verdict}: {escape(why(report))}</div>")
     out.append(_table(LOADER_HEADERS, loader_rows(report)))
     if report.applied is not None:
-        headers, figures = before_after_text.rows(report.applied.compared)
+        headers, figures = applied_changes.rows(report.applied.compared)
         out.append(_table(headers, figures[1:]))  # without the row for the script as a whole
-        figures_from = [*before_after_text.notes(report.applied), *before_after_text.reasons(report.applied)]
+        figures_from = [*applied_changes.notes(report.applied), *applied_changes.reasons(report.applied)]
         notes = "".join(f"<div>{escape(note)}</div>" for note in figures_from)
         out.append(f"<details><summary>where these figures come from</summary>{notes}</details>" if notes else "")
     findings = [f"<li>{escape(finding_text(f)).replace(f.cause, f'<b>{f.cause}</b>', 1)}</li>" for f in report.findings]

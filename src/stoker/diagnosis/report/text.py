@@ -12,7 +12,7 @@ from typing import TextIO
 import msgspec
 
 from ...core.terminal import colour_wanted, counted, human_seconds, printable, short, style, table, width
-from .before_after_text import epoch_bars, reasons, table_and_notes
+from .applied import epoch_bars, reasons, table_and_notes
 from .headline import bypassing_text, headline, why
 from .money import sentences
 from .patch import FIXED_BY_APPLY
