@@ -84,11 +84,8 @@ def _may_be_read(path: Path, folder: Path) -> bool:
 
 
 def _read(path: Path, keys: dict[str, click.Option]) -> dict[str, object]:
-    """Returns the table, as values that the command line could have.
-
-    Raises:
-        UsageError: the file is not TOML, a key is unknown, or a value has the wrong type.
-    """
+    """Returns the table, as values that the command line could have. Raises UsageError if the file is not TOML, a key
+    is unknown, or a value has the wrong type."""
     import tomllib
 
     try:

@@ -27,13 +27,8 @@ def condition(text: str) -> str:
 
 
 class Gate:
-    """The conditions of ``--fail-on``, each ``input-bound`` or ``slower-than=REPORT``.
-
-    The reports are read when it is created, before the script runs.
-
-    Raises:
-        UsageError: a report cannot be read, or ``allowed`` is given without a report to compare with.
-    """
+    """The conditions of ``--fail-on``. Reports are read when it is created, before the script runs. Raises UsageError
+    if one cannot be read, or if ``allowed`` is given without a report to compare with."""
 
     def __init__(self, conditions: Sequence[str] = (), allowed: float | None = None) -> None:
         self.asked = bool(conditions)

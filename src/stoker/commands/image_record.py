@@ -131,12 +131,7 @@ def _leaves(sample: Sample) -> Iterator[Sample]:
 
 
 def record_in(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> ImageRecord:
-    """Reads a sample and computes its record.
-
-    Raises:
-        NoImage: the sample has no image.
-        ValueError: the image has no pixels.
-    """
+    """Reads a sample and computes its record. Raises ValueError if its image has no pixels."""
     return _record_of(_image_in(dataset[index], key), layout)
 
 

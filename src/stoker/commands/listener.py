@@ -36,10 +36,7 @@ class _Connection:
 
 class Listener:
     """Collects the latest snapshot of every watched process in ``last``, by process ID. One thread reads all of them.
-
-    Raises:
-        UsageError: the socket cannot be created.
-    """
+    Raises UsageError if the socket cannot be created."""
 
     def __init__(self) -> None:
         self.last: dict[int, JsonObject] = {}

@@ -154,11 +154,7 @@ def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str
 )
 @click.option("-m", "module", is_flag=True, help="Run SCRIPT as a module, like python -m.")
 @click.argument(
-    "command",
-    metavar="SCRIPT|COMMAND [ARGS]...",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    shell_complete=arguments.files,
+    "command", metavar="SCRIPT|COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=arguments.files
 )
 def command(
     gpu_price: float | None,
@@ -225,14 +221,9 @@ def _check(options: Options) -> None:
 
 
 def run(options: Options) -> int:
-    """Runs the command and writes the report.
-
-    Returns the command's exit code, or 1 if that is 0 and a condition of ``--fail-on`` holds. If a signal killed the
-    command, kills this process with the same signal.
-
-    Raises:
-        UsageError: options are wrong, the report could not be written, or the command cannot be started.
-    """
+    """Runs the command and writes the report. Returns the command's exit code, or 1 if that is 0 and a condition of
+    ``--fail-on`` holds. If a signal killed the command, kills this process with the same signal. Raises UsageError if
+    options are wrong, the report could not be written, or the command cannot be started."""
     _check(options)
     line = command_line(options.command, options.module)
     listener = Listener()

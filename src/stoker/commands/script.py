@@ -15,11 +15,7 @@ from ..core.errors import UsageError
 
 def command_line(command: Sequence[str], module: bool) -> list[str]:
     """The command line to execute: this Python, with its flags (``python -O -m stoker run ...``), runs a script or a
-    module; other commands are looked up on PATH.
-
-    Raises:
-        UsageError: there is no such script or command; the message names what to type instead.
-    """
+    module; other commands are looked up on PATH. If there is none, raises UsageError with what to type instead."""
     if not command:
         raise UsageError("name a script, for example: stoker run train.py")
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]

@@ -24,11 +24,10 @@ from ..loader.variant import as_loader, find
 from ..workers.faults.policy import Failure, called
 from . import arguments
 from .image_record import ImageRecord, joined, record_in
-from .sweep import Sweep
+from .sweep import SEED, Sweep
 
 SCHEMA = 2
 TASK_SAMPLES = 16  # samples per task
-SEED = 0  # for drawing samples and for augmentation
 SHOWN = 10  # most shapes in the text; JSON has all
 LAYOUTS = ("CHW", "HWC")
 NO_IMAGE = "NoImage: "
@@ -152,7 +151,7 @@ def mean_std(
     keys = keys_of(inner)
     if samples is not None and samples < len(keys):
         keys = [keys[i] for i in sorted(random.Random(SEED).sample(range(len(keys)), samples))]
-    sweep = Sweep(inner, keys, functools.partial(record_in, key, layout), joined, num_workers, TASK_SAMPLES, SEED)
+    sweep = Sweep(inner, keys, functools.partial(record_in, key, layout), joined, num_workers, TASK_SAMPLES)
     record = ImageRecord(0)
     with closing(sweep.results()) as results:
         for part in results:

@@ -18,13 +18,14 @@ from ..loader.loader_state import state_of
 from ..sampling import seeding
 from ..workers.faults.policy import Failure
 
+SEED = 0  # for random augmentation, whose draws do not depend on the number of workers, unless it is 0
+
 
 class Sweep:
     """One pass over a dataset, without its loader's ``collate_fn`` and sampler.
 
     Workers call ``read`` with the dataset and each of ``keys``. ``collate`` merges the results of ``task_samples`` keys
-    into one object. ``seed`` seeds random augmentation, whose draws do not depend on the number of workers, except that
-    0 workers draw differently. A sample that takes longer than ``sample_timeout`` counts as failed."""
+    into one object. A sample that takes longer than ``sample_timeout`` counts as failed."""
 
     def __init__(
         self,
@@ -34,11 +35,9 @@ class Sweep:
         collate: Callable[[list[Batch]], object],
         num_workers: int | str,
         task_samples: int,
-        seed: int = 0,
         sample_timeout: float | None = None,
     ) -> None:
         count = "auto" if num_workers else 0  # with "auto", the next free worker takes the next task
-        self._seed = seed
         self._loader: DataLoader[object] = DataLoader(
             _Samples(loader.dataset, read),
             task_samples,
@@ -47,7 +46,7 @@ class Sweep:
             collate_fn=collate,
             worker_init_fn=functools.partial(_start, loader.worker_init_fn) if count else None,
             multiprocessing_context=loader.multiprocessing_context if count else None,
-            generator=torch.Generator().manual_seed(seed),
+            generator=torch.Generator().manual_seed(SEED),
             sample_timeout=sample_timeout,
             on_error="skip",
             max_errors=max(1, len(keys)),
@@ -59,16 +58,13 @@ class Sweep:
 
     def results(self) -> Generator[Batch, None, None]:
         """Yields the results of ``collate`` in order. Once it returns, raises or is closed, the workers have ended.
-
-        Raises:
-            StokerError: workers died without a sample to blame, or ``worker_init_fn`` raised.
-        """
+        Raises StokerError if workers died without a sample to blame, or ``worker_init_fn`` raised."""
         began = time.monotonic()
         iterator = None
         try:
             with warnings.catch_warnings(), preserved():
                 warnings.simplefilter("ignore", StokerWarning)  # failed samples are in the result
-                seeding.seed_worker(self._seed, 0)  # for reading with 0 workers
+                seeding.seed_worker(SEED, 0)  # for reading with 0 workers
                 iterator = iter(self._loader)
                 for batch in iterator:
                     self.seconds = time.monotonic() - began

@@ -115,7 +115,7 @@ def verify(
     keys = keys_of(loader)
     if not keys:
         return Verified(0)
-    sweep = Sweep(loader, keys, _read, len, workers, TASK_SAMPLES, sample_timeout=sample_timeout)
+    sweep = Sweep(loader, keys, _read, len, workers, TASK_SAMPLES, sample_timeout)
     on_progress(0, len(keys), 0)
     good = 0
     with closing(sweep.results()) as results:
@@ -132,10 +132,10 @@ def _read(dataset: Any, key: Index) -> int:
     """Loads a sample and drops it. Reads a staged dataset's source instead of its cache."""
     if staged_in(dataset) is None:
         dataset[key]
-        return 1
-    while type(dataset) is Subset:
-        dataset, key = dataset.dataset, dataset.indices[key]
-    dataset._whole(key)
+    else:
+        while type(dataset) is Subset:
+            dataset, key = dataset.dataset, dataset.indices[key]
+        dataset._whole(key)
     return 1
 
 

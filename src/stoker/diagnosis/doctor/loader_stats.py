@@ -131,11 +131,6 @@ class LoaderStats:
     # Parts of the workers' time.
 
     @property
-    def fetch(self) -> float:
-        stages = self.loader.stages
-        return stages.fetch.self_s / stages.made_s if stages.made_s else 0.0
-
-    @property
     def collate(self) -> float:
         stages = self.loader.stages
         return stages.collate.self_s / stages.made_s if stages.made_s else 0.0
@@ -220,9 +215,7 @@ class LoaderStats:
 
 
 def filling_epochs(loader: LoaderReport) -> int:
-    """Returns how many epochs at the start filled stoker's cache; 0 if none did, or if no long enough epoch followed.
-
-    An epoch is long enough from ``MIN_BATCHES`` batches."""
+    """Returns how many epochs at the start filled stoker's cache; 0 if none did, or if no long one followed."""
     if not loader.cache.filled:
         return 0
     first = max(1, loader.filled_epochs)

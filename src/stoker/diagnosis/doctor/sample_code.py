@@ -101,13 +101,15 @@ def cacheable_prefix(stats: LoaderStats) -> RuleFinding | None:
         return None
     if settings.applied:
         return None  # this run tried it and reports the result under what --apply did
-    then, now = without(stats, stats.fetch), without(stats, 0.0)
-    if not stats.fetch or then is None or now is None or then < MIN_REPEATED * now:
+    stages = stats.loader.stages
+    fetch = stages.fetch.self_s / stages.made_s if stages.made_s else 0.0
+    then, now = without(stats, fetch), without(stats, 0.0)
+    if not fetch or then is None or now is None or then < MIN_REPEATED * now:
         return None
     most = then / now  # a ratio of two predictions: what the model does not explain would remain with a cache
     return RuleFinding(
         1 - 1 / most,
-        {"epochs": epochs, "share_of_a_task": stats.fetch, "later_epochs_at_most": round(most, 2)},
-        f"{stats.fetch:.0%} of making batches is making samples, again in each of {epochs} epochs: stoker run --apply tries "
+        {"epochs": epochs, "share_of_a_task": fetch, "later_epochs_at_most": round(most, 2)},
+        f"{fetch:.0%} of making batches is making samples, again in each of {epochs} epochs: stoker run --apply tries "
         f"to cache what is the same in all of them; later epochs would be up to {most:.1f}x as fast",
     )

@@ -35,11 +35,7 @@ INSTALLED = re.compile(r"/(site|dist)-packages/")  # also of another environment
 
 
 def check(path: Path) -> None:
-    """Checks before the script runs that the page can be written.
-
-    Raises:
-        UsageError: the folder does not exist or is not writable, or jinja2 is not installed.
-    """
+    """Raises UsageError, before the script runs, if the page cannot be written or jinja2 is not installed."""
     check_writable(path, "--html")
     try:
         import jinja2  # noqa: F401

@@ -65,12 +65,8 @@ def _lines(text: str) -> list[str]:
 
 
 def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
-    """Returns the source with these settings in the ``...DataLoader`` call that spans ``line`` (from 1).
-
-    Returns the source unchanged if there is not exactly one such call, or if its arguments are unclear.
-
-    Raises:
-        SyntaxError: the source is not valid Python.
+    """Returns the source with these settings in the ``...DataLoader`` call that spans ``line`` (from 1). Returns it
+    unchanged if there is not exactly one such call, or if its arguments are unclear. Raises SyntaxError.
 
     Example:
         >>> edited(b"x = DataLoader(d, num_workers=0)", 1, {"num_workers": 2, "pin_memory": False}).decode()
