@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.core.files import cache_folder
 from stoker.diagnosis.doctor import loader_stats
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
@@ -277,7 +278,7 @@ def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
 
 def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
     history.save(msgspec.structs.replace(run(), command=["train.py", "--token", "secret"]))
-    (file,) = history.folder().iterdir()
+    (file,) = cache_folder("runs").iterdir()
     assert "secret" not in file.name + file.read_text()
     assert file.stat().st_mode & 0o77 == 0
 
@@ -323,7 +324,7 @@ def test_a_run_that_failed_does_not_take_the_place_of_one_that_did_not(here: Pat
 )
 def test_what_is_no_remembered_run_is_none(here: Path, content: bytes) -> None:
     history.save(run())
-    (file,) = history.folder().iterdir()
+    (file,) = cache_folder("runs").iterdir()
     file.write_bytes(content)
     assert history.load(["train.py"]) is None
     history.save(run())
@@ -341,7 +342,7 @@ def test_runs_do_not_add_up_without_end(here: Path, monkeypatch: pytest.MonkeyPa
     for i in range(6):
         history.save(msgspec.structs.replace(run(), command=[f"{i}.py"]))
         os.utime(history._path([f"{i}.py"]), (i, i))
-    assert len(list(history.folder().iterdir())) == 3
+    assert len(list(cache_folder("runs").iterdir())) == 3
     assert history.load(["5.py"]) is not None
     monkeypatch.setattr(history, "MAX_BYTES", 10)
     history.save(msgspec.structs.replace(run(), command=["long.py"]))

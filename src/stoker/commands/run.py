@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from traceback import format_exc
@@ -70,12 +70,8 @@ class Options:
     debug: bool
     max_steps: int | None
     metrics_port: tuple[str, int] | None
-    prices: Prices | None = None
-    gate: Gate = field(default_factory=Gate)
-
-    @property
-    def words(self) -> list[str]:
-        return ["-m", *self.command] if self.module else list(self.command)
+    prices: Prices | None
+    gate: Gate
 
 
 def _checked_keep(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -239,7 +235,8 @@ def run(options: Options) -> int:
     failed = ["there is no report for --fail-on to check"] if gate.asked else []
     try:
         sent, cut = listener.snapshots(), options.max_steps is not None
-        report = build.report_of(options.words, code, sent, machine, wall_s, options.apply, options.prices, cut)
+        words = ["-m", *options.command] if options.module else list(options.command)
+        report = build.report_of(words, code, sent, machine, wall_s, options.apply, options.prices, cut)
         failed = list(gate.failed(report))
         if not options.apply and not (options.max_steps or options.debug):
             history.save(report)

@@ -25,17 +25,15 @@ def headline(report: RunReport) -> str:
     if not report.loaders:
         if report.bypassing:
             return bypassing_text(report.bypassing[0])
-        return FAILED if report.exit_code else NOTHING
+        if report.exit_code:
+            return "the command failed before it iterated a DataLoader; its own error is above"
+        return "no DataLoader was iterated in this run; run code that iterates one, for an epoch or some seconds"
     if report.applied is None:
         return f"{report.verdict}: {why(report)}"
     stale = next((s.cache.discarded for s in report.applied.settings.values() if s.cache.stale), "")
     if stale:
         return f"some samples may have been wrong: {stale}. Nothing was served from the cache after that"
     return _gain(report, report.applied)
-
-
-FAILED = "the command failed before it iterated a DataLoader; its own error is above"
-NOTHING = "no DataLoader was iterated in this run; run code that iterates one, for an epoch or some seconds"
 
 
 def _gain(report: RunReport, applied: Applied) -> str:

@@ -24,11 +24,6 @@ LOADER = ("name", "batches", "samples", "epochs", "wait_s", "step_s", "loop_s", 
 MAX_BYTES = 256 << 10  # of one file
 
 
-def folder() -> Path:
-    """Returns the folder that holds the runs (XDG Base Directory Specification)."""
-    return cache_folder("runs")
-
-
 def save(report: RunReport) -> None:
     """Remembers an observed run. A run that ended early has no total to compare: it never replaces a complete run."""
     if not report.loaders:
@@ -76,4 +71,4 @@ def digest(command: Sequence[str]) -> str:
 
 def _path(command: Sequence[str]) -> Path:
     key = json.dumps([os.getcwd(), *command])
-    return folder() / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
+    return cache_folder("runs") / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
