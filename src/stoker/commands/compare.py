@@ -40,6 +40,7 @@ def command(a: Path, b: Path, fail_above: float | None, json_path: Path | None) 
     output.give(found.as_dict(), json_path, lambda: print(found.text(width(stream), colour_wanted(stream))))
     if fail_above is not None and all(pair.loss is None for pair in found.pairs):
         raise UsageError("--fail-above has nothing to compare: no loader has samples/s or batches in both reports")
-    for reason in found.failed:
+    failed = found.losses()
+    for reason in failed:
         print(f"stoker: {reason}", file=sys.stderr)
-    return 1 if found.failed else 0
+    return int(bool(failed))

@@ -190,13 +190,9 @@ class Comparison:
         self.appeared = {cause: share for cause, share in b.items() if cause not in a}  # shares of the loop
         self.vanished = {cause: share for cause, share in a.items() if cause not in b}
 
-    @property
-    def failed(self) -> list[str]:
-        """Sentences, one for each loader that got slower by more than ``fail_above``."""
-        return self.losses("A")
-
-    def losses(self, before: str) -> list[str]:
-        """Like ``failed``; ``before`` is what the sentences call the first report."""
+    def losses(self, before: str = "A") -> list[str]:
+        """Returns a sentence for each loader that got slower by more than ``fail_above``. They call the first report
+        ``before``."""
         out = []
         for pair in self.pairs:
             if self.fail_above is not None and pair.loss is not None and pair.loss > self.fail_above + EXACT:
@@ -232,8 +228,8 @@ class Comparison:
             }
             for pair in self.pairs
         ]
-        names = ("only_a", "only_b", "appeared", "vanished", "notes", "fail_above", "failed")
-        found = {"loaders": loaders, **{name: getattr(self, name) for name in names}}
+        names = ("only_a", "only_b", "appeared", "vanished", "notes", "fail_above")
+        found = {"loaders": loaders, **{name: getattr(self, name) for name in names}, "failed": self.losses()}
         return {"schema": 2, "kind": "compare", "a": self.a.path, "b": self.b.path, **found}
 
     def text(self, columns: int = 80, colour: bool = False) -> str:
