@@ -24,7 +24,6 @@ from stoker.core.errors import StokerError, TransportError, UsageError, WorkerDi
 from stoker.core.options import AutoWorkers, Budget, Knobs
 from stoker.core.random_state import preserved
 from stoker.diagnosis.doctor.loader_stats import LoaderStats
-from stoker.diagnosis.doctor.model import speedup
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import schema, text
 from stoker.diagnosis.report.merge import merged, snapshots
@@ -253,8 +252,8 @@ def test_verdicts() -> None:
 
 
 def test_a_prediction_never_promises_less_than_now() -> None:
-    assert speedup(LoaderStats(entry(0.1, 0.1, 2, service=9.0, cpu=9.0), 1), 1) == 1.0
-    assert speedup(LoaderStats(entry(0.1, 0.1), 1), 1) is None
+    assert LoaderStats(entry(0.1, 0.1, 2, service=9.0, cpu=9.0), 1).speedup(1) == 1.0
+    assert LoaderStats(entry(0.1, 0.1), 1).speedup(1) is None
 
 
 def snapshot(pid: int, **kw: Any) -> dict[str, Any]:

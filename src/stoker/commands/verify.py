@@ -95,13 +95,9 @@ def verify(
     on_progress: Callable[[int, int, int], None] = lambda done, total, failed: None,
     sample_timeout: float | None = None,
 ) -> Verified:
-    """Reads each sample of a loader's dataset once, without its collate function and without a cache.
-
-    Args:
-        loader: the loader whose samples are read: those of its ``SubsetRandomSampler``, or all.
-        workers: number of processes. 0 reads in this process, which a sample that kills its process would end.
-        on_progress: called from time to time with the number of samples read, in total, and failed.
-        sample_timeout: seconds after which a sample counts as broken.
+    """Reads each sample of a loader's dataset once, without its collate function and without a cache: those of its
+    ``SubsetRandomSampler``, or all. 0 workers read in this process, which a sample that kills its process would end.
+    ``on_progress`` is called from time to time with the number of samples read, in total, and failed.
 
     Raises:
         UsageError: the dataset is iterable, or ``sample_timeout`` is given without workers.

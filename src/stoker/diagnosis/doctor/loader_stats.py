@@ -17,6 +17,9 @@ MIN_GAPS = 10  # waits timed on the device from begin to end; fewer are inconclu
 MIN_TIMED_STEPS = 4  # steps in which device calls were timed; fewer are inconclusive
 MIN_STACKS = 30  # stack samples; with fewer, a share of a tenth is noise
 MIN_BATCHES = 5  # shorter epochs do not count
+# What the first workers add to a loop without any: torch's, measured on two cores (python -m benchmarks run).
+HANDOVER_S = 0.4e-3  # CPU seconds per batch: 0.58 ms for 64 scalars, of which 0.18 ms is making them
+START_S = 10e-3  # seconds per worker and epoch, with fork
 
 
 class RuleFinding(Struct, frozen=True):
@@ -127,6 +130,34 @@ class LoaderStats:
         if not found or device.steps < MIN_TIMED_STEPS or device.seconds <= 0 or not self.step:
             return None, 0.0
         return found[0], sum(c.seconds for c in found) / device.seconds * self.step / self.loop
+
+    # Predictions, by the largest of three lower bounds of the time per batch: the consumer's own step, a task's time
+    # divided by the number of workers, and all CPU time divided by the number of cores. These are the bottleneck bounds
+    # of a closed queueing network (Denning and Buzen, "The operational analysis of queueing network models", ACM
+    # Computing Surveys 10(3), 1978).
+
+    def period(self, workers: int, left: float = 1.0) -> float | None:
+        """Predicts seconds per batch with ``workers`` workers, if this part of a task's time were left. None if the
+        workers' time is unknown."""
+        service = self.service
+        if service is None:
+            return None
+        if workers == 0:
+            return self.step + service * left
+        handover = start = 0.0
+        if self.workers == 0:
+            handover, start = HANDOVER_S, START_S * workers * self.loader.epochs / self.batches
+        cpu = self.cpu * left + self.step_cpu + handover
+        return start + max(self.step, service * left / workers, cpu / self.cores)
+
+    def speedup(self, workers: int, left: float = 1.0) -> float | None:
+        """Predicts the speed-up by the same changes: loop time now over loop time then, at least 1."""
+        then = self.period(workers, left)
+        return max(1.0, self.loop / then) if then else None
+
+    def without(self, part: float) -> float | None:
+        """Predicts the speed-up if ``part`` of a task's time were saved, with the same number of workers."""
+        return self.speedup(self.workers, 1 - min(1.0, max(0.0, part)))
 
     # Parts of the workers' time.
 

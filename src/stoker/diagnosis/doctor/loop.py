@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .loader_stats import RARE, LoaderStats, RuleFinding
-from .model import period
 
 MIN_UNEXPLAINED = 0.25  # of the loop
 IDLE_FOR_TRANSPORT = 0.7  # workers busier than this cannot make batches faster
@@ -33,7 +32,7 @@ def slow_transport(stats: LoaderStats) -> RuleFinding | None:
             "reuses memory",
             now / best,
         )
-    best = period(stats, stats.workers) or now
+    best = stats.period(stats.workers) or now
     unexplained = (now - best) / now
     often = stats.loader.waits.median_s >= MIN_UNEXPLAINED * now  # occasional waits have another cause
     if busy > IDLE_FOR_TRANSPORT or unexplained < MIN_UNEXPLAINED or not often or stats.code_shares("fetch", ran=False):
@@ -65,7 +64,7 @@ def prefetch_too_small(stats: LoaderStats) -> RuleFinding | None:
     if stats.coreless > CORELESS or 0 < steps.slow_count <= steps.count * RARE:
         return None  # cores are short, or rare long steps that no prefetch depth would bridge
     uneven = max(lasted.p95_s / lasted.median_s if lasted.median_s else 0.0 for lasted in (steps, tasks))
-    best = period(stats, stats.workers) or now
+    best = stats.period(stats.workers) or now
     if uneven < UNEVEN or best > 0.9 * now or tasks.slow_share > 0.3:
         return None
     deeper = max(8, 4 * depth)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .loader_stats import MIN_BATCHES, LoaderStats, RuleFinding
 from .loop import MIN_COLLATE, allocates_each_batch
-from .model import without
 
 MIN_CODE = 0.3  # of a task's time, in one decoder or one transform
 MIN_SLOW_TIME = 0.1  # of the tasks' time, in slow tasks
@@ -28,7 +27,7 @@ def slow_decode(stats: LoaderStats) -> RuleFinding | None:
         stats.share * part * stats.explained_by_code,
         {"decoder": name, "share_of_a_task": part, "looks": stats.loader.looks},
         f"{name} takes {part:.0%} of a worker's time: decode once and keep the result, or decode at a smaller size",
-        without(stats, part),
+        stats.without(part),
     )
 
 
@@ -45,7 +44,7 @@ def slow_transform(stats: LoaderStats) -> RuleFinding | None:
         stats.share * part * stats.explained_by_code,
         {"transform": name, "share_of_a_task": part, "looks": stats.loader.looks},
         f"{name} takes {part:.0%} of a worker's time: do it once and keep the result, or do it on whole batches",
-        without(stats, part),
+        stats.without(part),
     )
 
 
@@ -62,7 +61,7 @@ def slow_collate(stats: LoaderStats) -> RuleFinding | None:
         {"share_of_a_task": part, "collate_ms_per_batch": part * (stats.service or 0.0) * 1e3, "line": line},
         f"collate_fn takes {part:.0%} of a worker's time{most}: move work that is the same in every epoch before the "
         "loop (store token ids of texts) or into __getitem__, and stack arrays instead of looping over elements",
-        without(stats, part),
+        stats.without(part),
     )
 
 
@@ -103,7 +102,7 @@ def cacheable_prefix(stats: LoaderStats) -> RuleFinding | None:
         return None  # this run tried it and reports the result under what --apply did
     stages = stats.loader.stages
     fetch = stages.fetch.self_s / stages.made_s if stages.made_s else 0.0
-    then, now = without(stats, fetch), without(stats, 0.0)
+    then, now = stats.without(fetch), stats.without(0.0)
     if not fetch or then is None or now is None or then < MIN_REPEATED * now:
         return None
     most = then / now  # a ratio of two predictions: what the model does not explain would remain with a cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .loader_stats import MIN_BATCHES, LoaderStats, RuleFinding
-from .model import without
 
 MIN_WAITING = 0.3  # of a task's time, without the part in which the worker lacked a core
 MIN_TIME_WITH_CORE = 0.5  # floor of that remaining part, of a task's time: less would be too little evidence
@@ -33,7 +32,7 @@ def slow_storage(stats: LoaderStats) -> RuleFinding | None:
         stats.share * part * stats.explained_by_code,
         {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
         f"workers wait {part:.0%} of a task's time at {line}: {remedy}",
-        without(stats, part),
+        stats.without(part),
     )
 
 

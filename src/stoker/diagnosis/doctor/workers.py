@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ...core.types import JsonObject
 from .loader_stats import LoaderStats, RuleFinding
-from .model import period, speedup
 
 HANDOVER_PAYS = 1.05  # predicted speed-up from which workers are advised
 ALWAYS_BUSY = 0.7  # of the loop's time; below that, the workers keep up
@@ -30,7 +29,7 @@ def main_process_loading(stats: LoaderStats) -> RuleFinding | None:
     chosen = stats.loader.settings.auto  # num_workers="auto" has already tried workers
     if not stats.starved or stats.workers or chosen or gil_bound(stats):
         return None
-    gain = speedup(stats, stats.cores)
+    gain = stats.speedup(stats.cores)
     if gain is not None and gain < HANDOVER_PAYS:
         return None  # samples are so cheap that handing them over costs as much
     cannot = stats.loader.settings.no_workers
@@ -61,7 +60,7 @@ def too_few_workers(stats: LoaderStats) -> RuleFinding | None:
         stats.share,
         {"worker_busy_share": min(1.0, busy), "worker_ms_per_batch": service * 1e3},
         f"num_workers={stats.cores} (now {workers}), with which random augmentation draws other numbers",
-        speedup(stats, stats.cores),
+        stats.speedup(stats.cores),
         {"num_workers": stats.cores},
     )
 
@@ -184,7 +183,7 @@ def _gil_bound_workers(stats: LoaderStats) -> RuleFinding | None:
         {"cores_used": used},
         f"{stats.workers} threads use {used:.1f} cores together, because they compute in Python: use "
         'worker_method="process"',
-        stats.loop / best if period(stats, stats.cores) else None,
+        stats.loop / best if stats.period(stats.cores) else None,
         {"worker_method": "process"},
     )
 
