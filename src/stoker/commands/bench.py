@@ -139,14 +139,13 @@ class BenchResult:
         s = self.settings
         workers = counted(s["num_workers"], "worker") + (" (auto)" if s["auto"] else "")
         size = f", batches of {s['batch_size']:,}" if s["batch_size"] else ""
-        times = {"first batch": self.first_batch_s, "p50": self.p50_s, "p95": self.p95_s, "p99": self.p99_s}
-        shown = {name: "-" if x is None else human_seconds(x) for name, x in times.items()}
+        waits = (("wait p50", self.p50_s), ("wait p95", self.p95_s), ("wait p99", self.p99_s))
         rows = [
-            ("first batch", shown["first batch"]),
+            ("first batch", human_seconds(self.first_batch_s)),
             ("samples/s", rate(self.samples_per_s)),
             ("batches/s", rate(self.batches_per_s)),
             ("MB/s", rate(self.mb_per_s)),
-            *((f"wait {p}", shown[p]) for p in ("p50", "p95", "p99")),
+            *((label, "-" if x is None else human_seconds(x)) for label, x in waits),
             ("batches", f"{self.batches:,}"),
             ("samples", f"{self.samples:,}"),
             ("epochs begun", f"{self.epochs:,}"),
@@ -186,11 +185,10 @@ def measure(
         raise UsageError(f"batches must be at least 1, not {batches}")
     if not 0 < budget_s < math.inf:
         raise UsageError(f"budget_s must be a number of seconds, not {budget_s}")
-    copy = variant(loader)
-    source = _Batches(copy)
+    source = _Batches(variant(loader))
     try:
         with closing(source.batches()) as delivered:
-            found = _loop(source, delivered, copy, batches, budget_s, name, progress or (lambda _: None))
+            found = _loop(source, delivered, batches, budget_s, name, progress or (lambda _: None))
     except StopIteration:
         reason = ": drop_last drops a batch that is not full" if loader.drop_last else ""
         raise UsageError(f"{name} is empty: it yielded no batch{reason}") from None
@@ -206,7 +204,7 @@ class _Batches:
     """A loader's batches, epoch after epoch. ``epochs`` counts epochs with a batch, ``delivered`` batches so far."""
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
-        self._loader = loader
+        self.loader = loader
         self._iterator: Any = None
         self.epochs = 0
         self.delivered = 0
@@ -218,7 +216,7 @@ class _Batches:
         try:
             while self.delivered > before:
                 before = self.delivered
-                self._iterator = iter(self._loader)
+                self._iterator = iter(self.loader)
                 for batch in self._iterator:
                     self.epochs += self.delivered == before
                     self.delivered += 1
@@ -230,7 +228,7 @@ class _Batches:
     def _end(self) -> None:
         iterator = self._iterator
         self.workers = [w for w in getattr(iterator, "_workers", ()) if isinstance(w, BaseProcess)]
-        self._iterator = self._loader._iterator = None
+        self._iterator = self.loader._iterator = None
         with ExitStack() as stack:  # runs callbacks last to first, each one even if others raise
             stack.callback(processes.join, self.workers)
             for method in ("close", "_shutdown_workers"):  # ``close``: a subclass's iterator may be a generator
@@ -262,15 +260,9 @@ def _reason(error: BaseException, batches: _Batches) -> str:
 
 
 def _loop(
-    source: _Batches,
-    batches: Iterator[Batch],
-    loader: DataLoader[Batch],
-    wanted: int,
-    budget_s: float,
-    name: str,
-    progress: Callable[[str], None],
+    source: _Batches, batches: Iterator[Batch], wanted: int, budget_s: float, name: str, progress: Callable[[str], None]
 ) -> BenchResult:
-    clock = time.perf_counter
+    loader, clock = source.loader, time.perf_counter
     waits = array("d")
     samples = nbytes = 0
     progress("the first batch")

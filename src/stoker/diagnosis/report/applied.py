@@ -285,12 +285,7 @@ def bars(before: Sequence[float], after: Sequence[float], columns: int, colour: 
 
 
 def _bar(length: float, blocks: bool) -> str:
-    """Returns a bar of ``length`` columns, at least a sliver.
-
-    Example:
-        >>> _bar(2.5, True), _bar(2.5, False), _bar(0.0, True)
-        ('\u2588\u2588\u258c', '##', '\u258f')
-    """
+    """Returns a bar of ``length`` columns, at least a sliver."""
     if not blocks:
         return "#" * max(1, int(length))
     eighths = max(1, int(length * 8))

@@ -103,10 +103,5 @@ def sentences(money: Money) -> Iterator[str]:
 
 
 def _price(x: float) -> str:
-    """Formats a price: two decimals from 1 up, else three significant digits, as for a core.
-
-    Example:
-        >>> _price(2.1), _price(0.0412)
-        ('2.10', '0.0412')
-    """
+    """Formats a price: two decimals from 1 up, else three significant digits, as for a core."""
     return f"{x:,.2f}" if x >= 1 else f"{x:.3g}"

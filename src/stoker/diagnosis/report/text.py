@@ -172,11 +172,7 @@ def loader_rows(report: RunReport) -> list[list[str]]:
 
 
 def _in_short(loader: LoaderReport) -> str:
-    """Returns a loader's row of the table as a phrase.
-
-    Example:
-        "train.py:17: 2 workers, 1,614 samples/s, waited 2.2 s of 2.3 s"
-    """
+    """Returns a loader's row of the table as a phrase."""
     workers = counted(loader.settings.num_workers, "worker")
     times = f"waited {human_seconds(loader.wait_s)} of {human_seconds(loader.busy_s)}"
     return f"{short(loader.name)}: {workers}, {loader.samples_per_s:,.0f} samples/s, {times}"
