@@ -91,9 +91,8 @@ def render(machine: Machine, stream: TextIO, pinning: str) -> str:
     if not machine.warnings:
         out.append(style("nothing looks wrong", "green", colour))
     for warning in machine.warnings:
-        first, *more = textwrap.wrap(warning, columns - 2)
-        out.append(style("! ", "yellow", colour) + first)
-        out += ["  " + line for line in more]
+        text = textwrap.fill(warning, columns, initial_indent="! ", subsequent_indent="  ")
+        out.append(style("! ", "yellow", colour) + text.removeprefix("! "))
     return "\n".join(out)
 
 
@@ -115,6 +114,4 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
     if not m.gpus:
         rows.append(("gpu", "none seen by NVML (pip install 'stoker[gpu]')"))
     named = ", ".join(f"{k} {v or 'not installed'}" for k, v in versions().items())
-    rows.append(("versions", f"python {m.python}, {named}"))
-    rows.append(("platform", m.platform))
-    return rows
+    return [*rows, ("versions", f"python {m.python}, {named}"), ("platform", m.platform)]
