@@ -260,21 +260,20 @@ def _write(report: RunReport, options: Options) -> None:
     from ..diagnosis.report import html, text
 
     path: Path | None = options.json_path
-    empty = bool(report.exit_code) and not report.loaders and not report.bypassing
-    if empty and os.path.isfile(options.json_path):
+    kept = ""
+    if report.exit_code and not report.loaders and not report.bypassing and os.path.isfile(options.json_path):
         kept = f"the report of an earlier run was not overwritten: {path}\n"
-        sys.stderr.write(text.render(report, None, sys.stderr, details=options.details) + kept)
-        return
-    if str(path) == "-":
+        path = None
+    elif str(path) == "-":
         # Starts on a new line, because the script's output may not end with one.
         print("\n" + json.dumps(report.as_dict()))
         path = None
     else:
         output.give(report.as_dict(), options.json_path, lambda: None, named=path != Path(REPORT))
     sys.stdout.flush()  # this process may be about to kill itself with a signal
-    if options.html_path is not None:
+    if options.html_path is not None and not kept:
         html.save(report, options.html_path)
-    sys.stderr.write(text.render(report, path, sys.stderr, details=options.details))
+    sys.stderr.write(text.render(report, path, sys.stderr, details=options.details) + kept)
 
 
 def _environment(folder: str, options: Options) -> dict[str, str]:
