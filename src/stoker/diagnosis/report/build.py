@@ -17,7 +17,7 @@ from . import history, money, patch
 from .headline import headline
 from .merge import Snapshot, merged, snapshots
 from .prices import Prices
-from .schema import Applied, Around, Bypassing, LoaderReport, RunReport
+from .schema import Applied, Around, RunReport
 
 
 def report_of(
@@ -52,6 +52,9 @@ def report_of(
         findings = applied_changes.findings(applied) + findings
     for finding in findings:
         finding.diff = patch.of(patch.changes([finding]))
+    seen = {loader.name for loader in loaders if loader.batches}
+    sent_bypassing = [loader for process in processes for loader in process.bypassing]
+    bypassing = {each.name: msgspec.structs.replace(each, seen=each.name in seen) for each in sent_bypassing}
     report = RunReport(
         command=command,
         exit_code=code,
@@ -63,20 +66,13 @@ def report_of(
         around=meanwhile,
         applied=applied,
         ranks=ranks.compare(processes),
-        bypassing=_bypassing(processes, loaders),
+        bypassing=list(bypassing.values()),
         partial=partial,
         diff=patch.of(patch.changes(findings)),
     )
     report.money = money.of(report, prices) if prices is not None else None
     report.headline = headline(report)
     return report
-
-
-def _bypassing(processes: Sequence[Snapshot], loaders: Sequence[LoaderReport]) -> list[Bypassing]:
-    """Returns the loaders that stoker's engine does not reach. ``seen`` tells whether their batches were counted."""
-    seen = {loader.name for loader in loaders if loader.batches}
-    found = {loader.name: loader for process in processes for loader in process.bypassing}
-    return [msgspec.structs.replace(loader, seen=name in seen) for name, loader in found.items()]
 
 
 def _as_the_script_saw(machine: resources.Machine, around: Around, processes: Sequence[Snapshot]) -> resources.Machine:

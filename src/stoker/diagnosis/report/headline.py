@@ -38,8 +38,11 @@ def headline(report: RunReport) -> str:
 
 def _gain(report: RunReport, applied: Applied) -> str:
     """Compares the run with the one before ``--apply``."""
+    words = [word for word in report.command if not word.startswith("-")]  # python -m package.train
+    scripts = [word for word in words if word.endswith(".py")]
+    name = PurePath((scripts or words or ["the script"])[0]).name
     compared = applied.compared
-    script, name = compared.script, _name(report.command)
+    script = compared.script
     gain = script.times_as_fast()
     if gain is None or script.before is None or script.after is None:
         why = compared.notes[-1] if compared.notes else "no run without --apply is known to compare with"
@@ -54,13 +57,6 @@ def _gain(report: RunReport, applied: Applied) -> str:
         return f"later epochs of {short(later.name)} {about}{later_gain:.1f} times as fast, the whole not yet: {both}"
     verdict = "slower" if gain <= 1 / GAIN else "no gain"
     return f"{verdict}: {both}{_why_nothing_is_cached(applied)}"
-
-
-def _name(command: list[str]) -> str:
-    """What the user calls the command: its script, or its first word."""
-    words = [word for word in command if not word.startswith("-")]  # python -m package.train
-    scripts = [word for word in words if word.endswith(".py")]
-    return PurePath((scripts or words or ["the script"])[0]).name
 
 
 def _checked(applied: Applied) -> str:
