@@ -30,8 +30,7 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
     if shutil.which(command[0]) and not is_script(path):
         return list(command)
     if path.is_dir() and not (path / "__main__.py").is_file():
-        there = path.glob("*.py")
-        raise UsageError(f"{path} is a folder; {_instead('train.py', there, 'name a script in it')}")
+        raise UsageError(f"{path} is a folder; {_instead('train.py', path.glob('*.py'), 'name a script in it')}")
     if not path.exists() and command[0] != "-":
         commands = (Path(each.name) for each in Path(sys.executable).parent.iterdir())  # such as torchrun
         beside = [*path.parent.glob("*.py"), *commands]

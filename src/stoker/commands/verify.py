@@ -142,8 +142,7 @@ def _text(found: Verified) -> str:
     lines = [f"{len(found.failed):,} of {found.samples:,} samples are broken ({rate})"]
     kinds = Counter(f.error.partition(":")[0] for f in found.failed)
     lines.append("  " + ", ".join(f"{n:,} {printable(kind)}" for kind, n in kinds.most_common(SHOWN)))
-    for f in found.failed[:SHOWN]:
-        lines.append(printable(f"{f.index}: {f.file + ': ' if f.file else ''}{f.error}"))
+    lines += [printable(f"{f.index}: {f.file + ': ' if f.file else ''}{f.error}") for f in found.failed[:SHOWN]]
     if len(found.failed) > SHOWN:
         lines.append(f"... and {len(found.failed) - SHOWN:,} more: --json FILE lists them all")
     return "\n".join(lines)

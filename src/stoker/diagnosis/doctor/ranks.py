@@ -50,10 +50,8 @@ def _unequal(of_ranks: Sequence[tuple[int, LoaderMetrics]]) -> list[tuple[int, i
     these no other rank may have more batches."""
     lengths = [(rank, m.settings.get("length")) for rank, m in of_ranks]
     known = [(rank, int(n)) for rank, n in lengths if n is not None]
-    if len({n for _, n in known}) > 1:
-        return known
     if known:
-        return []
+        return known if len({n for _, n in known}) > 1 else []
     counts = {rank: _by_epoch(m) for rank, m in of_ranks}
     for epoch in range(max((m.ended for _, m in of_ranks), default=0)):
         rows = [(rank, m.ended > epoch, counts[rank][epoch]) for rank, m in of_ranks if len(counts[rank]) > epoch]

@@ -77,10 +77,9 @@ def bypassing_text(b: Bypassing) -> str:
     return f"{short(b.name)}: stoker's engine does not reach this loader{unseen}: {b.reason}"
 
 
-def waited(report: RunReport) -> str:
-    """Says how much of its loop the main loader waits. If stoker filled a cache, only the epochs after that count, as
-    in the verdict."""
-    stats = main_loader(report)
+def _waited(stats: LoaderStats) -> str:
+    """Says how much of its loop a loader waits. If stoker filled a cache, only the epochs after that count, as in the
+    verdict."""
     filled = filling_epochs(stats.loader)
     if filled:
         share = LoaderStats(later_epochs(stats.loader)).share
@@ -101,7 +100,8 @@ def main_loader(report: RunReport) -> LoaderStats:
 
 def why(report: RunReport) -> str:
     """Explains the verdict in words."""
-    stats, waits = main_loader(report), waited(report)
+    stats = main_loader(report)
+    waits = _waited(stats)
     if report.verdict == "unknown":
         return f"{stats.loader.batches} batches are too few to tell; let it run for more steps"
     if report.verdict == "transfer-bound":

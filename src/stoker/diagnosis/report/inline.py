@@ -5,13 +5,13 @@ Colours come from the notebook's theme; only the verdict has its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 
 from ...core.terminal import human_seconds, short
 from . import applied as applied_changes
 from .headline import bypassing_text, headline, why
-from .schema import Bypassing, RunReport
+from .schema import RunReport
 from .text import LOADER_HEADERS, apply_helps, finding_text, loader_rows
 
 COLOURS = {"healthy": "#16a34a", "input-bound": "#dc2626", "transfer-bound": "#dc2626", "unknown": "#d97706"}
@@ -25,8 +25,9 @@ SCROLLS = "overflow-x:auto"
 def render(report: RunReport) -> str:
     """Returns the fragment. It begins with the headline, as the text and the page do."""
     sentence = f"stoker: {escape(headline(report))}"
-    if not report.loaders:  # the headline has the first of those that stoker does not reach
-        return _box("unknown", [f"<div>{sentence}</div>", *_unreached(report.bypassing[1:])])
+    unreached = [f"<div>{escape(bypassing_text(each))}</div>" for each in report.bypassing]
+    if not report.loaders:  # the headline has the first of ``unreached``
+        return _box("unknown", [f"<div>{sentence}</div>", *unreached[1:]])
     verdict = f'<b style="color:{COLOURS[report.verdict]}">{report.verdict}</b>'
     out = [f"<div>{sentence if report.applied else sentence.replace(report.verdict, verdict, 1)}</div>"]
     if report.applied is not None:
@@ -43,17 +44,13 @@ def render(report: RunReport) -> str:
         out.append(_list(findings[:FINDINGS]))
     if findings[FINDINGS:]:
         out.append(f"<details><summary>more</summary>{_list(findings[FINDINGS:])}</details>")
-    out += _unreached(report.bypassing)
+    out += unreached
     if report.applied is None and apply_helps(report):
         out.append("<div>Try <code>%stoker_apply on</code> before the cell.</div>")
     if report.diff:
         diff = f'<pre style="{SCROLLS}">{escape(report.diff)}</pre>'
         out.append(f"<details><summary>the same in your own code</summary>{diff}</details>")
     return _box(report.verdict, out)
-
-
-def _unreached(bypassing: Iterable[Bypassing]) -> list[str]:
-    return [f"<div>{escape(bypassing_text(each))}</div>" for each in bypassing]
 
 
 def progress(live: Mapping[str, Mapping[str, float]], seconds: float) -> str:
