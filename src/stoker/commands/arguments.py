@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import shlex
 from pathlib import Path
 
@@ -85,10 +86,7 @@ def address(text: str) -> tuple[str, int]:
 
 def price(text: str) -> float:
     """Parses a price per hour, which must be more than 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = _number(text)
     if not 0 < value <= 1e6:  # also rejects nan
         raise click.BadParameter(f"{text!r} is not an hourly price such as 2.10")
     return value
@@ -96,13 +94,17 @@ def price(text: str) -> float:
 
 def loss(text: str) -> float:
     """Parses a share from 0 to less than 1, written as ``5%`` or ``0.05``."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
+    value = _number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 <= value < 1:
         raise click.BadParameter(f"{text!r} is not a share such as 5% or 0.05")
     return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _check_json(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:

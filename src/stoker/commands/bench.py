@@ -315,13 +315,11 @@ def _nbytes(t: torch.Tensor) -> int:
 
 def _engine(loader: DataLoader[Batch]) -> str:
     get = getattr(loader._get_iterator, "__func__", None)
-    if get is torch_get_iterator:
-        return "torch"
-    return "stoker" if isinstance(loader, StokerDataLoader) or active() or get is get_iterator else "torch"
+    is_ours = isinstance(loader, StokerDataLoader) or active() or get is get_iterator
+    return "stoker" if is_ours and get is not torch_get_iterator else "torch"
 
 
 def _notes(loader: DataLoader[Batch], ended: str, epochs: int, measured: int, wanted: int) -> Iterator[str]:
-    """Returns what a reader of the numbers should know about them."""
     if ended:
         yield f"only {measured:,} of {wanted:,} batches were measured: {ended}"
     if epochs > 1:

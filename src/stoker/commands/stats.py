@@ -184,7 +184,6 @@ def _result(name: str, record: ImageRecord, sweep: Sweep, notes: tuple[str, ...]
 
 
 def _nothing_read(name: str, failed: Sequence[Failure]) -> StokerError:
-    """Explains why there is no result."""
     if not failed:
         return UsageError(f"{name} is empty")
     for f in failed:
@@ -195,7 +194,6 @@ def _nothing_read(name: str, failed: Sequence[Failure]) -> StokerError:
 
 
 def _notes(record: ImageRecord, failed: Sequence[Failure], loader: LoaderLike) -> Iterator[str]:
-    """Returns what a reader of the numbers should know about them."""
     if failed:
         first = f"{called(failed[0].index, failed[0].file)}: {failed[0].error}"
         left_out = f"{'is' if len(failed) == 1 else 'are'} left out; the first is {first} (stoker verify lists all)"

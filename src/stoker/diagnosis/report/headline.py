@@ -37,7 +37,6 @@ def headline(report: RunReport) -> str:
 
 
 def _gain(report: RunReport, applied: Applied) -> str:
-    """Compares the run with the one before ``--apply``."""
     words = [word for word in report.command if not word.startswith("-")]  # python -m package.train
     scripts = [word for word in words if word.endswith(".py")]
     name = PurePath((scripts or words or ["the script"])[0]).name

@@ -191,7 +191,6 @@ def _workers(report: RunReport) -> list[str]:
 
 
 def _faults(faults: Faults) -> Iterator[str]:
-    """Yields what failed without ending the run."""
     if faults.samples and faults.first:
         first = faults.first[0]
         file = f" ({first.file})" if first.file else ""
