@@ -16,44 +16,26 @@ from dataclasses import dataclass
 from . import proc
 from .proc import Process, SystemCall, Thread
 
-CALLS = {  # system call numbers, from asm/unistd_64.h and asm-generic/unistd.h
-    "x86_64": {
-        "read": (0, 17, 19, 295),
-        "write": (1, 20, 18),
-        "open": (2, 4, 6, 21, 89, 80),
-        "openat": (257, 262, 269, 332, 267),
-        "poll": (7, 271),
-        "select": (23, 270),
-        "epoll": (232, 281, 441),
-        "sleep": (35,),
-        "clock_nanosleep": (230,),
-        "receive": (45, 47, 42),
-        "accept": (43, 288),
-        "send": (44, 46),
-        "wait4": (61,),
-        "waitid": (247,),
-        "flock": (73, 72),
-        "file": (74, 75, 217, 5, 16),
-        "futex": (202,),
-    },
-    "aarch64": {
-        "read": (63, 67, 65, 69),
-        "write": (64, 66, 68),
-        "openat": (56, 79, 48, 291, 78),
-        "poll": (73,),
-        "select": (72,),
-        "epoll": (22, 441),
-        "sleep": (101,),
-        "clock_nanosleep": (115,),
-        "receive": (207, 212, 203),
-        "accept": (202, 242),
-        "send": (206, 211),
-        "wait4": (260,),
-        "waitid": (95,),
-        "flock": (32, 25),
-        "file": (82, 83, 61, 80, 29),
-        "futex": (98,),
-    },
+MACHINES = ("x86_64", "aarch64")
+# System call numbers on each of the machines, from asm/unistd_64.h and asm-generic/unistd.h.
+CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "read": ((0, 17, 19, 295), (63, 67, 65, 69)),
+    "write": ((1, 20, 18), (64, 66, 68)),
+    "open": ((2, 4, 6, 21, 89, 80), ()),
+    "openat": ((257, 262, 269, 332, 267), (56, 79, 48, 291, 78)),
+    "poll": ((7, 271), (73,)),
+    "select": ((23, 270), (72,)),
+    "epoll": ((232, 281, 441), (22, 441)),
+    "sleep": ((35,), (101,)),
+    "clock_nanosleep": ((230,), (115,)),
+    "receive": ((45, 47, 42), (207, 212, 203)),
+    "accept": ((43, 288), (202, 242)),
+    "send": ((44, 46), (206, 211)),
+    "wait4": ((61,), (260,)),
+    "waitid": ((247,), (95,)),
+    "flock": ((73, 72), (32, 25)),
+    "file": ((74, 75, 217, 5, 16), (82, 83, 61, 80, 29)),
+    "futex": ((202,), (98,)),
 }
 # Parts of kernel function names, for calls that may not be read or were resumed after a signal (restart_syscall(2)).
 SLEEPS_IN = {"futex": "futex", "poll": "poll", "nanosleep": "clock_nanosleep", "pipe": "read", "do_wait": "wait4"}
@@ -64,7 +46,6 @@ POOLS = re.compile(r"lib(gomp|iomp5|omp|openblas\w*|mkl\w*|tbb|opencv\w*|grpc\w*
 INTERPRETER = re.compile(r"/(libpython|python)[\d.]*[^/]*$")
 FUTEX_PRIVATE, FUTEX_REALTIME = 128, 256  # linux/futex.h
 FUTEX_WAITS = {0: False, 9: True}  # FUTEX_WAIT and FUTEX_WAIT_BITSET: whether the timeout is an absolute time
-CONTENDED = 2  # the value of a pthread mutex that has waiters
 STACK_BYTES = 1024  # bytes of a thread's stack that are searched for callers
 
 
@@ -76,13 +57,12 @@ class Wait:
     # events, connection, or other
     kind: str
     text: str  # the wait in words that follow a process's name: "waits for a lock"
-    forever: bool = False  # only another thread or process can end it
     left_s: float | None = None  # seconds until it ends by itself; None: unknown, or it does not
     reads: tuple[str, ...] = ()  # targets from which it wants to read
     writes: tuple[str, ...] = ()  # targets to which it wants to write
     path: str = ""  # of the file
+    forever: bool = False  # for a lock: the wait has no time limit
     private: bool = False  # for a lock: no other process can release it
-    holder: int | None = None  # for a lock: the ID of the thread that holds it, if the lock says so
     library: str = ""  # for a lock: the library that waits, for threads of its own
     pid: int | None = None  # the process it waits for
 
@@ -106,8 +86,8 @@ def wait_of(process: Process, thread: Thread) -> Wait:
         return storage
     if name == "futex":
         return _lock(process.pid, call)
-    if call is None:
-        return _by_function(thread.where)
+    if call is None or not name:
+        return _by_function(name, thread.where)
     if name in ("sleep", "clock_nanosleep"):
         return _sleep(_time_left(process.pid, name, call))
     if name in ("poll", "select"):
@@ -115,14 +95,12 @@ def wait_of(process: Process, thread: Thread) -> Wait:
     if name in ("wait4", "waitid"):
         pid = ctypes.c_int(call.args[0 if name == "wait4" else 1]).value
         text = f"waits for process {pid} to end" if pid > 0 else "waits for a process to end"
-        return Wait("child", text, forever=True, pid=pid if pid > 0 else None)
+        return Wait("child", text, pid=pid if pid > 0 else None)
     if name == "accept":
-        return Wait("connection", "waits for a connection", forever=True)
+        return Wait("connection", "waits for a connection")
     if name == "epoll":
-        return Wait("events", "waits for events", forever=ctypes.c_int(call.args[3]).value < 0)
-    if name:
-        return _on_file(process, thread, name, call)
-    return Wait("other", f"waits in the kernel{thread.where and f', {thread.where}'}", forever=True)
+        return Wait("events", "waits for events")
+    return _on_file(process, thread, name, call)
 
 
 def _storage(process: Process, thread: Thread, name: str) -> Wait | None:
@@ -130,7 +108,7 @@ def _storage(process: Process, thread: Thread, name: str) -> Wait | None:
     if not faults and (name not in ON_FILES or not (thread.state == "D" or SERVERS.search(thread.where))):
         return None
     path = _path(process, name, thread.call)
-    return Wait("storage", f"waits for storage{path and f': {path}'}", forever=True, path=path)
+    return Wait("storage", f"waits for storage{path and f': {path}'}", path=path)
 
 
 def deadlocked(process: Process) -> bool:
@@ -143,14 +121,16 @@ def deadlocked(process: Process) -> bool:
 
 
 def _name(thread: Thread) -> str:
-    by_number = CALLS.get(platform.machine(), {})
-    number = -1 if thread.call is None else thread.call.number
-    name = next((name for name, numbers in by_number.items() if number in numbers), "")
-    return name or next((name for part, name in SLEEPS_IN.items() if part in thread.where), "")
+    machine = platform.machine()
+    if thread.call is not None and machine in MACHINES:
+        at = MACHINES.index(machine)
+        for name, numbers in CALLS.items():
+            if thread.call.number in numbers[at]:
+                return name
+    return next((name for part, name in SLEEPS_IN.items() if part in thread.where), "")
 
 
-def _by_function(where: str) -> Wait:
-    name = next((name for part, name in SLEEPS_IN.items() if part in where), "")
+def _by_function(name: str, where: str) -> Wait:
     words = {
         "poll": ("pipe", "waits for a pipe or a socket"),
         "clock_nanosleep": ("sleep", "sleeps"),
@@ -164,20 +144,18 @@ def _by_function(where: str) -> Wait:
 def _lock(pid: int, call: SystemCall | None) -> Wait:
     if call is None:
         return Wait("lock", "waits for a lock")
-    address, op, value, limit = call.args[:4]
+    _, op, _, limit = call.args[:4]
     private = bool(op & FUTEX_PRIVATE)
     left_s = None
     if limit:
         left_s = _timespec(pid, limit)
         if left_s is not None and FUTEX_WAITS.get(op & 0x7F):
             left_s = max(0.0, left_s - (time.time() if op & FUTEX_REALTIME else time.monotonic()))
-    words = struct.unpack("iii", found) if len(found := proc.memory(pid, address, 12)) == 12 else (0, 0, 0)
-    holder = words[2] if value == words[0] == CONTENDED and words[2] > 0 else None  # __pthread_mutex_s of glibc
     library = "" if limit else _library(pid, call)
     text = "waits for a lock" if private else "waits for a lock that processes share"
     if library:
         text = f"waits for threads of {library}"
-    return Wait("lock", text, not limit, left_s, private=private, holder=holder, library=library)
+    return Wait("lock", text, left_s, forever=not limit, private=private, library=library)
 
 
 def _library(pid: int, call: SystemCall) -> str:
@@ -219,26 +197,21 @@ def _timespec(pid: int, address: int) -> float | None:
 
 def _poll(process: Process, name: str, call: SystemCall) -> Wait:
     """Handles poll(2), ppoll(2), select(2) and pselect(2); a select without descriptors is a sleep."""
-    wanted: list[int] = []
     if name == "poll":
         count = min(call.args[1], 4096)
         found = proc.memory(process.pid, call.args[0], 8 * count)
         wanted = [fd for fd, _, _ in struct.iter_unpack("ihh", found[: len(found) // 8 * 8])]
-        milliseconds = ctypes.c_int(call.args[2]).value
-        is_poll = call.number == CALLS["x86_64"]["poll"][0] and platform.machine() == "x86_64"
-        forever = milliseconds < 0 if is_poll else not call.args[2]
     else:
         count = min(call.args[0], 1024)
         if count == 0:
             return _sleep(_timespec(process.pid, call.args[4]))
         bits = int.from_bytes(proc.memory(process.pid, call.args[1], 128), "little")
         wanted = [fd for fd in range(count) if bits >> fd & 1]
-        forever = not call.args[4]
     table = process.descriptors or {}
     targets = tuple(dict.fromkeys(table[fd].target for fd in wanted if fd in table))
-    pipes = [t for t in targets if not t.startswith("socket:")]
-    text = "waits for a pipe" if pipes or not targets else "waits for " + _described(process.pid, targets[0])
-    return Wait("pipe" if pipes or not targets else "socket", text, forever, reads=targets)
+    if targets and all(target.startswith("socket:") for target in targets):
+        return Wait("socket", f"waits for {_described(process.pid, targets[0])}", reads=targets)
+    return Wait("pipe", "waits for a pipe", reads=targets)
 
 
 def _described(pid: int, target: str) -> str:
@@ -251,18 +224,18 @@ def _on_file(process: Process, thread: Thread, name: str, call: SystemCall) -> W
     reads = (path,) if name in ("read", "receive") else ()
     writes = (path,) if name in ("write", "send") else ()
     if path.startswith("pipe:"):
-        return Wait("pipe", "writes to a pipe" if writes else "waits for a pipe", True, reads=reads, writes=writes)
+        return Wait("pipe", "writes to a pipe" if writes else "waits for a pipe", reads=reads, writes=writes)
     if path.startswith("socket:"):
         text = "sends to a socket" if writes else f"waits for {_described(process.pid, path)}"
-        return Wait("socket", text, True, reads=reads, writes=writes)
+        return Wait("socket", text, reads=reads, writes=writes)
     if "pipe" in thread.where or "fifo" in thread.where or "partner" in thread.where:  # wait_for_partner
         verb = "opens" if name in ("open", "openat") else "writes to" if writes else "reads"
-        return Wait("fifo", f"{verb} the named pipe {path}", True, reads=reads, writes=writes, path=path)
+        return Wait("fifo", f"{verb} the named pipe {path}", reads=reads, writes=writes, path=path)
     if name == "flock":
-        return Wait("file lock", f"waits for the lock on {path}", True, path=path, pid=proc.lock_holder(process.pid))
+        return Wait("file lock", f"waits for the lock on {path}", path=path, pid=proc.lock_holder(process.pid))
     if path.startswith(("/dev/pts/", "/dev/tty")):
-        return Wait("terminal", "waits for input at the terminal", True, path=path)
-    return Wait("file", f"waits for {path or 'a file'}", True, path=path)
+        return Wait("terminal", "waits for input at the terminal", path=path)
+    return Wait("file", f"waits for {path or 'a file'}", path=path)
 
 
 def _path(process: Process, name: str, call: SystemCall | None) -> str:
