@@ -77,8 +77,9 @@ class Process:
 
 def identify(pid: int) -> Identity | None:
     """Identifies a process; returns None if it is gone."""
-    root, stat = Path(f"/proc/{pid}"), _stat(pid)
-    if stat is None:
+    root = Path(f"/proc/{pid}")
+    stat = _stat(root)
+    if not stat:
         return None
     command = tuple(_read(root / "cmdline").split("\0")[:-1])
     name = _read(root / "comm").strip()
@@ -105,7 +106,7 @@ def look(pid: int) -> Process | None:
 
 def parents() -> dict[int, int]:
     """Returns the parent of each existing process."""
-    return {pid: int(stat[1]) for pid in _numbers(Path("/proc")) if (stat := _stat(pid)) is not None}
+    return {pid: int(stat[1]) for pid in _numbers(Path("/proc")) if (stat := _stat(Path(f"/proc/{pid}")))}
 
 
 def owner(pid: int) -> int | None:
@@ -194,12 +195,8 @@ def lock_holder(pid: int) -> int | None:
 
 def users(target: str) -> dict[int, list[Descriptor]]:
     """Returns the processes that have a file open, among those whose descriptors may be read."""
-    out: dict[int, list[Descriptor]] = {}
-    for pid in _numbers(Path("/proc")):
-        found = list((_descriptors(Path(f"/proc/{pid}"), target) or {}).values())
-        if found:
-            out[pid] = found
-    return out
+    found = {pid: _descriptors(Path(f"/proc/{pid}"), target) for pid in _numbers(Path("/proc"))}
+    return {pid: list(opened.values()) for pid, opened in found.items() if opened}
 
 
 def shm_free(pid: int) -> tuple[int, int] | None:
@@ -225,8 +222,9 @@ def _numbers(folder: Path) -> list[int]:
         return []
 
 
-def _stat(pid: int) -> list[str] | None:
-    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() or None
+def _stat(root: Path) -> list[str]:
+    """Returns the fields of a process's or thread's stat from its state on; none if it is gone."""
+    return _read(root / "stat").rpartition(")")[2].split()
 
 
 def _thread(root: Path, tid: int) -> Thread | None:
@@ -240,7 +238,7 @@ def _thread(root: Path, tid: int) -> Thread | None:
 
 
 def _read_thread(root: Path, tid: int) -> Thread | None:
-    fields = _read(root / "stat").rpartition(")")[2].split()
+    fields = _stat(root)
     if not fields:
         return None
     switches = sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", _read(root / "status"))))
@@ -258,8 +256,8 @@ def _read_thread(root: Path, tid: int) -> Thread | None:
 def _idle_s(pid: int) -> float | None:
     """Returns the seconds since the main thread last ran. Each core has its own scheduler clock, so this thread moves
     to that core to read it."""
-    stat, last_ms = _stat(pid), _last_run_ms(Path(f"/proc/{pid}/task/{pid}"))
-    if stat is None or last_ms is None:
+    stat, last_ms = _stat(Path(f"/proc/{pid}")), _last_run_ms(Path(f"/proc/{pid}/task/{pid}"))
+    if not stat or last_ms is None:
         return None
     cores = os.sched_getaffinity(0)
     try:
