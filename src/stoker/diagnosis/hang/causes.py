@@ -63,7 +63,7 @@ def _stopped(job: Job) -> Cause | None:
     m = held[0]
     if m.wait.kind == "debugged":
         return Cause("debugged", True, f"{_name(job, m)} is held by a debugger.", "Let the debugger go on.", (m.pid,))
-    pids = tuple(x.pid for x in held)
+    pids = _pids(held)
     others = f", and {len(held) - 1} more" if len(held) > 1 else ""
     for_it = "" if m is job.loop else "; the loop gets no batch of it"
     sentence = f"{_name(job, m)} is stopped by a signal (SIGSTOP){others}{for_it}."
@@ -107,7 +107,7 @@ def _lock(job: Job, m: Member) -> Cause:
     at = _at(m)
     name = _name(job, m)
     forked = job.loop is not None and m.role == "worker" and m.who.command == job.loop.who.command
-    hangs = True if certain or _long(m) else None
+    hangs = certain or _hangs(m)
     if m.wait.library and forked:
         sentence = f"{name} waits{at} for threads of {m.wait.library}, which a fork does not copy."
         return Cause("forked_threads", hangs, sentence, f"Use {ELSEWHERE}.", (m.pid,))
@@ -162,7 +162,7 @@ def _idle(job: Job) -> Cause | None:
     sentence = (
         f"The loop waits for a batch, and {'its worker waits' if n == 1 else f'all {n} workers wait'} for a task."
     )
-    hangs = True if all(w.still for w in job.waited_for) and _long(job.loop) else None
+    hangs = _hangs(job.loop) if all(w.still for w in job.waited_for) else None
     return Cause(
         "lost_task", hangs, sentence, "A message was lost, or a sampler waits: look at the stacks.", _pids(job.workers)
     )
@@ -201,12 +201,13 @@ def _ranks(job: Job, loop: Member) -> Cause:
     at = _at(loop)
     sentence = f"{_name(job, loop)} waits in torch.distributed ({frame.function}){at} for ranks that are not there yet."
     advice = "Run stoker why on the other ranks: one is elsewhere, has ended, or has fewer batches."
-    return Cause("collective", True if _long(loop) else None, sentence, advice, (loop.pid,))
+    return Cause("collective", _hangs(loop), sentence, advice, (loop.pid,))
 
 
 def _waiting(job: Job, m: Member) -> Cause:
     """Judges what a process waits for, by the kind of its wait."""
     rules: dict[str, Callable[[Job, Member], Cause]] = {
+        "lock": _lock,
         "sleep": _sleeping,
         "fifo": _fifo,
         "storage": _storage,
@@ -214,29 +215,29 @@ def _waiting(job: Job, m: Member) -> Cause:
         "child": _child,
     }
     kind = m.wait.kind
-    if kind == "lock":
-        return _lock(job, m)
     if kind in rules:
         return rules[kind](job, m)
-    sentence = f"{_name(job, m)} {m.wait.text}{_sample(m)}{_at(m)}{_since(m)}."
-    hangs = True if _long(m) else None
     advice = {
         "socket": "See whether the other end answers; give the client a time limit.",
         "terminal": "Answer it, or take the breakpoint or input() out.",
         "pipe": "The process at the other end of the pipe has to write: look at its stack.",
     }.get(kind, "Ask again in a while: it is at the same place if it hangs.")
-    return Cause(kind.replace(" ", "_"), hangs, sentence, advice, (m.pid,))
+    return _stuck(job, m, f"{_sample(m)}{_at(m)}{_since(m)}", advice)
+
+
+def _stuck(job: Job, m: Member, details: str, advice: str) -> Cause:
+    """A wait that is a hang once it has lasted long."""
+    sentence = f"{_name(job, m)} {m.wait.text}{details}."
+    return Cause(m.wait.kind.replace(" ", "_"), _hangs(m), sentence, advice, (m.pid,))
 
 
 def _sleeping(job: Job, m: Member) -> Cause:
-    left_s = m.wait.left_s
-    name, at = _name(job, m), f"{_sample(m)}{_at(m)}"
+    left_s, at = m.wait.left_s, f"{_sample(m)}{_at(m)}"
     if left_s is not None and left_s < LONG_S:
-        return Cause(
-            "nothing", False, f"Nothing hangs: {_name(job, m, inside=True)} sleeps{at}, for {left_s:.1f} s more."
-        )
-    hangs = True if left_s is not None or _long(m) else None
-    return Cause("sleep", hangs, f"{name} {m.wait.text}{at}.", "Look why that line sleeps.", (m.pid,))
+        name = _name(job, m, inside=True)
+        return Cause("nothing", False, f"Nothing hangs: {name} sleeps{at}, for {left_s:.1f} s more.")
+    hangs = True if left_s is not None else _hangs(m)
+    return replace(_stuck(job, m, at, "Look why that line sleeps."), hangs=hangs)
 
 
 def _fifo(job: Job, m: Member) -> Cause:
@@ -245,30 +246,27 @@ def _fifo(job: Job, m: Member) -> Cause:
     other = [pid for pid, found in there.items() if any(d.reads if m.wait.writes else d.writes for d in found)]
     verb = "reading" if m.wait.writes else "writing"
     who = f"which no process has open for {verb}" if not other else f"which process {other[0]} has open for {verb}"
-    sentence = f"{_name(job, m)} {m.wait.text}, {who}{_sample(m)}{_at(m)}."
-    hangs = True if not other or _long(m) else None
-    return Cause("fifo", hangs, sentence, f"See what should have it open for {verb}.", (m.pid,))
+    found = _stuck(job, m, f", {who}{_sample(m)}{_at(m)}", f"See what should have it open for {verb}.")
+    return found if other else replace(found, hangs=True)
 
 
 def _storage(job: Job, m: Member) -> Cause:
     system = proc.file_system(m.pid, m.wait.path) if m.wait.path.startswith("/") else ""
     kind = f" ({system})" if system else ""
-    sentence = f"{_name(job, m)} {m.wait.text}{kind}{_sample(m)}{_at(m)}{_since(m)}: it does not answer."
     server = "the server of the mount" if system.startswith(NETWORK) else "the device (dmesg)"
-    return Cause("storage", True if _long(m) else None, sentence, f"See whether {server} is there.", (m.pid,))
+    details = f"{kind}{_sample(m)}{_at(m)}{_since(m)}: it does not answer"
+    return _stuck(job, m, details, f"See whether {server} is there.")
 
 
 def _file_lock(job: Job, m: Member) -> Cause:
     holder = f", which process {m.wait.pid} holds" if m.wait.pid else ""
-    sentence = f"{_name(job, m)} {m.wait.text}{holder}{_at(m)}."
-    return Cause("file_lock", True if _long(m) else None, sentence, "End the process that holds it.", (m.pid,))
+    return _stuck(job, m, f"{holder}{_at(m)}", "End the process that holds it.")
 
 
 def _child(job: Job, m: Member) -> Cause:
     child = proc.identify(m.wait.pid) if m.wait.pid else None
     what = f" ({' '.join(child.command)[:60] or child.name})" if child else ""
-    sentence = f"{_name(job, m)} {m.wait.text}{what}{_at(m)}{_since(m)}."
-    return Cause("child", True if _long(m) else None, sentence, "Look at that process.", (m.pid,))
+    return _stuck(job, m, f"{what}{_at(m)}{_since(m)}", "Look at that process.")
 
 
 def _name(job: Job, m: Member, inside: bool = False) -> str:
@@ -286,13 +284,12 @@ def _sample(m: Member) -> str:
 
 
 def _since(m: Member) -> str:
-    idle_s = m.process.idle_s
-    return "" if idle_s is None or idle_s < STUCK_S else f", since {idle_s:,.0f} s"
+    return f", since {m.process.idle_s:,.0f} s" if _hangs(m) else ""
 
 
-def _long(m: Member) -> bool:
-    idle_s = m.process.idle_s
-    return idle_s is not None and idle_s >= STUCK_S
+def _hangs(m: Member) -> bool | None:
+    """True if it has waited long, None if it may only be slow."""
+    return True if (m.process.idle_s or 0.0) >= STUCK_S else None
 
 
 def _pids(members: Sequence[Member]) -> tuple[int, ...]:
