@@ -14,6 +14,7 @@ STUCK_S = 10.0  # healthy storage or servers answer a system call sooner
 SHM_FULL = 0.02  # /dev/shm is full if less than this share is free
 COLLECTIVES = ("distributed_c10d.py", "distributed/_functional_collectives.py")
 NETWORK = ("nfs", "fuse", "ceph", "lustre", "gpfs", "cifs", "9p", "beegfs", "smb")
+ASK_AGAIN = "Ask again in a while: it is at the same place if it hangs."
 ELSEWHERE = 'multiprocessing_context="forkserver" in the DataLoader'
 
 
@@ -30,34 +31,31 @@ class Cause:
 
 def judge(jobs: Sequence[Job]) -> Cause:
     """Returns the cause of the job that hangs, if one does. Prefers other causes to a rank that waits for another."""
-    found = [cause_of(job) for job in jobs]
-    return (
-        min(found, key=lambda c: (c.hangs is False, c.name == "collective", c.hangs is None))
-        if found
-        else Cause("nothing", None, "No process of it trains.")
-    )
+    nothing = Cause("nothing", None, "No process of it trains.")
+    found = map(cause_of, jobs)
+    return min(found, key=lambda c: (c.hangs is False, c.name == "collective", c.hangs is None), default=nothing)
 
 
 def cause_of(job: Job) -> Cause:
     """Returns the cause found by the first rule that applies."""
-    for rule in (_left_over, _stopped, _ended, _event_loop, _deadlock, _goes_on, _data, _idle, _loop):
-        found = rule(job)
+    if job.loop is None:
+        return _left_over(job)
+    for rule in (_stopped, _ended, _event_loop, _deadlock, _goes_on, _data):
+        found = rule(job, job.loop)
         if found is not None:
             return found
-    return Cause("unknown", None, f"{_name(job, job.members[0])} {job.members[0].wait.text}; the reason is not known.")
+    return _loop(job, job.loop)
 
 
-def _left_over(job: Job) -> Cause | None:
+def _left_over(job: Job) -> Cause:
     """A worker that waits in a system call does not notice that its parent process has gone."""
-    if job.loop is not None:
-        return None
     w = job.workers[0]
     sentence = f"{_name(job, w)} is left over: its training process has ended. It {w.wait.text}{_at(w)}."
     return Cause("left_over", True, sentence, f"kill {w.pid}", (w.pid,))
 
 
-def _stopped(job: Job) -> Cause | None:
-    held = [m for m in (job.loop, *job.workers) if m is not None and m.wait.kind in ("stopped", "debugged")]
+def _stopped(job: Job, loop: Member) -> Cause | None:
+    held = [m for m in (loop, *job.workers) if m.wait.kind in ("stopped", "debugged")]
     if not held:
         return None
     m = held[0]
@@ -65,30 +63,28 @@ def _stopped(job: Job) -> Cause | None:
         return Cause("debugged", True, f"{_name(job, m)} is held by a debugger.", "Let the debugger go on.", (m.pid,))
     pids = _pids(held)
     others = f", and {len(held) - 1} more" if len(held) > 1 else ""
-    for_it = "" if m is job.loop else "; the loop gets no batch of it"
+    for_it = "" if m is loop else "; the loop gets no batch of it"
     sentence = f"{_name(job, m)} is stopped by a signal (SIGSTOP){others}{for_it}."
     return Cause("stopped", True, sentence, f"kill -CONT {' '.join(map(str, pids))}", pids)
 
 
-def _ended(job: Job) -> Cause | None:
+def _ended(job: Job, loop: Member) -> Cause | None:
     dead = [w for w in job.workers if w.wait.kind == "ended"]
-    if not dead or job.loop is None or job.loop.busy or any(w.wrote for w in job.workers):
+    if not dead or loop.busy or any(w.wrote for w in job.workers):
         return None
-    shm = proc.shm_free(job.loop.pid)
-    full = shm is not None and shm[0] < SHM_FULL * shm[1]
-    why = f" /dev/shm has {human_bytes(shm[0])} free of {human_bytes(shm[1])}." if shm is not None and full else ""
+    free, size = proc.shm_free(loop.pid) or (0, 0)
+    full = f" /dev/shm has {human_bytes(free)} free of {human_bytes(size)}." if free < SHM_FULL * size else ""
+    sentence = f"{_name(job, dead[0])} has ended, and the loop has not noticed.{full}"
     advice = "Look into the kernel's log for a lack of memory; a larger /dev/shm: docker run --shm-size=8g."
-    return Cause(
-        "died", True, f"{_name(job, dead[0])} has ended, and the loop has not noticed.{why}", advice, _pids(dead)
-    )
+    return Cause("died", True, sentence, advice, _pids(dead))
 
 
-def _deadlock(job: Job) -> Cause | None:
+def _deadlock(job: Job, loop: Member) -> Cause | None:
     found = [w for w in job.workers if w.still and waits.deadlocked(w.process)]
     return _lock(job, found[0]) if found else None
 
 
-def _event_loop(job: Job) -> Cause | None:
+def _event_loop(job: Job, loop: Member) -> Cause | None:
     """fsspec checks once a second whether its event loop is done; in a forked process no thread runs that loop."""
     for w in job.workers:
         others = [frames for tid, frames in w.stacks.threads.items() if tid != w.pid]
@@ -123,21 +119,20 @@ def _lock(job: Job, m: Member) -> Cause:
     return Cause("lock", hangs, f"{name} waits{at} for a lock{_since(m)}.", "Look which code holds the lock.", (m.pid,))
 
 
-def _goes_on(job: Job) -> Cause | None:
+def _goes_on(job: Job, loop: Member) -> Cause | None:
     """Batches arrive, or the loop computes."""
     if any(w.wrote and not job.is_idle(w) for w in job.workers) or any(w.wrote for w in job.waited_for):
         return Cause("nothing", False, "Nothing hangs: workers sent batches during this second.")
-    loop = job.loop
-    if loop is None or job.waited_for or not loop.busy:
+    if job.waited_for or not loop.busy:
         return None
-    if _collective(loop):
+    if stacks.inside(loop.frames, COLLECTIVES):
         return _ranks(job, loop)
     return Cause("nothing", False, f"Nothing hangs: {job.called} computes ({loop.core:.0%} of a core){_at(loop)}.")
 
 
-def _data(job: Job) -> Cause | None:
-    """The loop waits for a batch: finds what the workers that are making one wait for."""
-    if job.loop is None:
+def _data(job: Job, loop: Member) -> Cause | None:
+    """The loop waits for a batch: finds what the workers that are making one wait for, if any is."""
+    if not job.waited_for:
         return None
     late = [w for w in job.waited_for if not job.is_idle(w)]
     still = sorted((w for w in late if w.still and not w.busy), key=lambda w: (w.wait.kind == "pipe", w.task or (0, 0)))
@@ -146,34 +141,20 @@ def _data(job: Job) -> Cause | None:
     if late:
         w = max(late, key=lambda w: w.core)
         sure = w.core >= 0.2
-        begin = f"Nothing hangs: {job.called}" if sure else _name(job, job.loop)
+        begin = f"Nothing hangs: {job.called}" if sure else _name(job, loop)
         does = "computes" if sure else "runs now and then"
         sentence = f"{begin} waits for {_name(job, w, inside=True)}, which {does} ({w.core:.0%} of a core){_at(w)}."
-        advice = "" if sure else "Ask again in a while: it is at the same place if it hangs."
-        return Cause("busy", False if sure else None, sentence, advice, (w.pid,))
-    return None
-
-
-def _idle(job: Job) -> Cause | None:
-    """The loop waits for a batch that no worker is making."""
-    if job.loop is None or not job.waited_for:
-        return None
+        return Cause("busy", False if sure else None, sentence, "" if sure else ASK_AGAIN, (w.pid,))
     n = len(job.workers)
-    sentence = (
-        f"The loop waits for a batch, and {'its worker waits' if n == 1 else f'all {n} workers wait'} for a task."
-    )
-    hangs = _hangs(job.loop) if all(w.still for w in job.waited_for) else None
-    return Cause(
-        "lost_task", hangs, sentence, "A message was lost, or a sampler waits: look at the stacks.", _pids(job.workers)
-    )
+    who = "its worker waits" if n == 1 else f"all {n} workers wait"
+    hangs = _hangs(loop) if all(w.still for w in job.waited_for) else None
+    advice = "A message was lost, or a sampler waits: look at the stacks."
+    return Cause("lost_task", hangs, f"The loop waits for a batch, and {who} for a task.", advice, _pids(job.workers))
 
 
-def _loop(job: Job) -> Cause | None:
+def _loop(job: Job, loop: Member) -> Cause:
     """The loop waits for something other than a batch."""
-    loop = job.loop
-    if loop is None:
-        return None
-    if _collective(loop):
+    if stacks.inside(loop.frames, COLLECTIVES):
         return _ranks(job, loop)
     if loop.wait.kind == "runs":
         return Cause("nothing", False, f"Nothing hangs: {job.called} runs{_at(loop)}.")
@@ -184,16 +165,10 @@ def _thread_at_sample(loop: Member) -> Member | None:
     """Returns a thread of the loop that loads a sample (``worker_method="thread"``), as if it were a process."""
     for thread in loop.process.threads[1:]:
         frames = loop.stacks.threads.get(thread.id, [])
-        if any(stacks.inside(frames, part) for part in FETCHES):
-            seen = stacks.Stacks({loop.pid: frames})
-            wait = waits.wait_of(loop.process, thread)
-            sample = stacks.sample(frames)
-            return replace(loop, role="worker thread of", wait=wait, stacks=seen, sample=sample)
+        if stacks.inside(frames, FETCHES):
+            wait, seen = waits.wait_of(loop.process, thread), stacks.Stacks({loop.pid: frames})
+            return replace(loop, role="worker thread of", wait=wait, stacks=seen, sample=stacks.sample(frames))
     return None
-
-
-def _collective(loop: Member) -> bool:
-    return any(stacks.inside(loop.frames, part) for part in COLLECTIVES)
 
 
 def _ranks(job: Job, loop: Member) -> Cause:
@@ -221,7 +196,7 @@ def _waiting(job: Job, m: Member) -> Cause:
         "socket": "See whether the other end answers; give the client a time limit.",
         "terminal": "Answer it, or take the breakpoint or input() out.",
         "pipe": "The process at the other end of the pipe has to write: look at its stack.",
-    }.get(kind, "Ask again in a while: it is at the same place if it hangs.")
+    }.get(kind, ASK_AGAIN)
     return _stuck(job, m, f"{_sample(m)}{_at(m)}{_since(m)}", advice)
 
 

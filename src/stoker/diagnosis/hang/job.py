@@ -59,7 +59,7 @@ class Member:
     @property
     def loads(self) -> bool:
         """Whether it is known to be loading a sample."""
-        return self.task is not None or any(stacks.inside(self.frames, part) for part in FETCHES)
+        return self.task is not None or stacks.inside(self.frames, FETCHES)
 
 
 @dataclass
@@ -80,10 +80,10 @@ class Job:
         """The workers from which the loop waits for a batch; empty if it waits for something else."""
         return [w for w in self.workers if self.loop is not None and w.pid in self.loop.for_pids]
 
-    def is_idle(self, worker: Member) -> bool:
-        """Whether a worker waits for a task from its loop."""
-        above = {m.pid for m in (self.loop, *self.others) if m is not None}
-        return worker.wait.kind == "pipe" and not worker.loads and bool(above & set(worker.for_pids))
+    def is_idle(self, m: Member) -> bool:
+        """Whether a process is a worker that waits for a task from its loop."""
+        above = {x.pid for x in (self.loop, *self.others) if x is not None}
+        return m.role == "worker" and m.wait.kind == "pipe" and not m.loads and bool(above & set(m.for_pids))
 
 
 def look(pid: int) -> list[Job]:

@@ -116,6 +116,6 @@ def place(frames: list[Frame]) -> str:
     return str(found) if found else ""
 
 
-def inside(frames: list[Frame], part: str) -> bool:
-    """Returns whether the name of one of the frames' files ends with ``part``."""
-    return any(f.file.endswith(part) for f in frames)
+def inside(frames: list[Frame], files: str | tuple[str, ...]) -> bool:
+    """Returns whether the name of one of the frames' files ends with ``files`` or one of them."""
+    return any(f.file.endswith(files) for f in frames)

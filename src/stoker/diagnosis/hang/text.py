@@ -33,8 +33,8 @@ def render(jobs: Sequence[Job], cause: Cause, stream: TextIO) -> str:
         for m in job.members:
             if m.role in ("loop", "worker"):
                 out += _member(job, m, columns, colour)
-        alike = [m for m in job.others if m.role == "other"]
-        out += [line for m in alike for line in _wrapped(f"other {m.pid}  {_command(m)}: {m.wait.text}", columns)]
+            elif m.role == "other":
+                out += _wrapped(f"other {m.pid}  {_command(m)}: {m.wait.text}", columns)
     notes = how_far(jobs)
     if notes:
         out.append("")
@@ -54,7 +54,7 @@ def _member(job: Job, m: Member, columns: int, colour: bool) -> list[str]:
         left = len(m.files) - FILES
         files = ", ".join(m.files[:FILES]) + (f", and {left} more" if left > 0 else "")
         lines += textwrap.wrap(printable(f"file {files}"), columns, initial_indent="    ", subsequent_indent="      ")
-    shown = [] if m.role == "worker" and job.is_idle(m) else shortened(m.frames)
+    shown = [] if job.is_idle(m) else shortened(m.frames)
     lines += [f"    {printable(str(frame))}"[:columns] for frame in shown[:FRAMES]]
     if len(shown) > FRAMES:
         lines.append(f"    ... {len(shown) - FRAMES} more")
@@ -62,8 +62,7 @@ def _member(job: Job, m: Member, columns: int, colour: bool) -> list[str]:
 
 
 def _state(job: Job, m: Member) -> str:
-    idle = m.role == "worker" and job.is_idle(m)
-    text = "waits for a task" if idle else m.wait.text
+    text = "waits for a task" if job.is_idle(m) else m.wait.text
     workers = [w.pid for w in job.waited_for]
     if m is job.loop and workers:
         text = f"waits for a batch of worker {workers[0]}" if len(workers) == 1 else "waits for a batch of its workers"
@@ -143,7 +142,7 @@ def _process(job: Job, m: Member) -> JsonObject:
         "role": m.role,
         "command": list(m.who.command),
         "state": main.state,
-        "idle": m.role == "worker" and job.is_idle(m),
+        "idle": job.is_idle(m),
         "core": round(m.core, 4),
         "idle_s": m.process.idle_s,
         "waits_for": m.for_pids,
