@@ -202,14 +202,11 @@ def _jobs(members: dict[int, Member], known: tree.Tree, roles: dict[int, str]) -
     left = []
     for p, m in members.items():
         loop = tree.loop_of(p, known, roles)
-        if m.role == "loop":
-            continue
-        if loop is None:
-            left += [Job(None, [m], [])] if m.role == "worker" else []
+        if m.role != "loop" and loop is not None:
+            job = jobs[loop]
+            (job.workers if m.role == "worker" else job.others).append(m)
         elif m.role == "worker":
-            jobs[loop].workers.append(m)
-        else:
-            jobs[loop].others.append(m)
+            left.append(Job(None, [m], []))
     if len(jobs) > 1:
         for p, job in jobs.items():
             job.called = f"loop {p}"

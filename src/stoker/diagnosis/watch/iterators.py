@@ -53,6 +53,7 @@ class _Opening(threading.local):
 
 
 _opening = _Opening()
+patches = Patches()  # the methods that this process's watch replaces
 
 
 class GeneratorIterator:
@@ -68,9 +69,7 @@ class GeneratorIterator:
         return next(self._it)
 
 
-def watched_iterator(
-    watch: ProcessWatch, patches: Patches, loader: LoaderLike, make: Callable[[], Iterator[Batch]]
-) -> Iterator[Batch]:
+def watched_iterator(watch: ProcessWatch, loader: LoaderLike, make: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
     """Calls ``make`` to create the loader's iterator, and puts a clock into it."""
     if not watch.on or any(of is loader for of, _ in _opening.stack):
         return make()
@@ -96,18 +95,16 @@ def watched_iterator(
     if clocked:
         # A loader that is its own iterator gets no clock, because it may be copied and pickled.
         on = it if id(it) != id(loader) and _can_hold_clock(it) else inner
-        _put_clock(watch, patches, metrics, on, _now() - began, began)
+        _put_clock(watch, metrics, on, _now() - began, began)
     return it
 
 
-def _put_clock(
-    watch: ProcessWatch, patches: Patches, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float
-) -> None:
+def _put_clock(watch: ProcessWatch, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float) -> None:
     if not _can_hold_clock(it):
         return
     for cls in type(it).__mro__:
         if "__next__" in vars(cls):
-            watch_iterators(cls, watch, patches)
+            watch_iterators(cls, watch)
             break
     it.__dict__["_stoker_clock"] = watch.clock(metrics, spent, began)
 
@@ -137,7 +134,7 @@ def _time_fetcher(fetcher: Any, times: WorkerTimes) -> None:
         fetcher.fetch = fetch.timed_gather(fetcher.fetch, times)
 
 
-def watched_iter_method(watch: ProcessWatch, patches: Patches, start: Start) -> Start:
+def watched_iter_method(watch: ProcessWatch, start: Start) -> Start:
     """Wraps a subclass's ``__iter__``: watches the iterator it returns, unless those it uses are already watched."""
 
     @functools.wraps(start)
@@ -150,8 +147,8 @@ def watched_iter_method(watch: ProcessWatch, patches: Patches, start: Start) -> 
             return it
         if isinstance(it, types.GeneratorType):
             state_of(self).iterates_generator = True
-            return _read_generator(watch, patches, self, it)
-        return watched_iterator(watch, patches, self, lambda: it)
+            return _read_generator(watch, self, it)
+        return watched_iterator(watch, self, lambda: it)
 
     if inspect.isgeneratorfunction(start):
         __iter__._stoker_generator = True  # type: ignore[attr-defined]
@@ -159,7 +156,7 @@ def watched_iter_method(watch: ProcessWatch, patches: Patches, start: Start) -> 
 
 
 def _read_generator(
-    watch: ProcessWatch, patches: Patches, loader: LoaderLike, it: Generator[Batch, None, None]
+    watch: ProcessWatch, loader: LoaderLike, it: Generator[Batch, None, None]
 ) -> Generator[Batch, None, None]:
     """Yields the generator's batches, through an iterator with a clock."""
     try:
@@ -167,13 +164,13 @@ def _read_generator(
         if watch.on:
             metrics = watch.metrics_of(loader)
             _note_engine(watch, loader, metrics, it)
-            _put_clock(watch, patches, metrics, outer, 0.0, _now())
+            _put_clock(watch, metrics, outer, 0.0, _now())
         yield from outer
     finally:
         it.close()
 
 
-def watch_iterators(cls: type, watch: ProcessWatch, patches: Patches) -> None:
+def watch_iterators(cls: type, watch: ProcessWatch) -> None:
     """Wraps those of ``__init__``, ``_reset`` and ``__next__`` that an iterator class defines itself."""
     own = vars(cls)
     if isinstance(own.get("__next__"), types.FunctionType):
@@ -182,10 +179,10 @@ def watch_iterators(cls: type, watch: ProcessWatch, patches: Patches) -> None:
         return
     for name in ("__init__", "_reset"):
         if name in own:
-            patches.put(cls, name, lambda original: _making(watch, patches, original))
+            patches.put(cls, name, lambda original: _making(watch, original))
 
 
-def _making(watch: ProcessWatch, patches: Patches, original: Callable[..., None]) -> Callable[..., None]:
+def _making(watch: ProcessWatch, original: Callable[..., None]) -> Callable[..., None]:
     """Wraps a method that creates or restarts a loader's iterator; its first argument is the loader."""
 
     @functools.wraps(original)
@@ -202,7 +199,7 @@ def _making(watch: ProcessWatch, patches: Patches, original: Callable[..., None]
             original(self, loader, *args, **kwargs)
             return self
 
-        watched_iterator(watch, patches, loader, make)
+        watched_iterator(watch, loader, make)
         return None
 
     return method

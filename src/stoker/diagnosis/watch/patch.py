@@ -23,18 +23,17 @@ from typing import Any
 import torch.utils.data.dataloader as torch_loader
 
 from ...core.errors import UsageError
-from ...core.patches import Patches, subclasses
+from ...core.patches import subclasses
 from ...core.types import Batch, LoaderLike
 from ...loader import takeover  # imports the engine, so that stoker's iterator classes exist and get watched
 from ...loader.describe import new_name
 from ...loader.loader_state import state_of
 from ...workers import hangs
 from . import fetch
-from .iterators import GeneratorIterator, Start, watch_iterators, watched_iter_method, watched_iterator
+from .iterators import GeneratorIterator, Start, patches, watch_iterators, watched_iter_method, watched_iterator
 from .watch import ProcessWatch, unchanged
 
 _own: ProcessWatch | None = None  # the watch on this process, once there is one
-_patches = Patches()
 _in_session = False  # a stoker.watch() has begun and not ended
 _users = 0  # callers of ``begin`` or ``share`` that have not called ``end``
 _maker: takeover.Maker | None = None  # makes iterators between ``apply_on`` and ``apply_off``
@@ -78,7 +77,7 @@ def end(watch: ProcessWatch, session: bool = False) -> None:
     if not watch.on:
         watch.rest()
         if not watch.apply:  # --apply needs the loaders' names
-            _patches.undo()
+            patches.undo()
 
 
 def apply_on() -> None:
@@ -100,7 +99,7 @@ def apply_off() -> None:
     takeover.withdraw(_maker)
     _maker = None
     if not watch.on:
-        _patches.undo()
+        patches.undo()
 
 
 def _known() -> ProcessWatch:
@@ -123,7 +122,7 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
     watch = _own = _new()
     if signal.getsignal(hangs.DUMP_SIGNAL) is signal.SIG_DFL:
         hangs.dump_on_request(all_threads=False)  # for `stoker why`
-    _patches.late = late or {}
+    patches.late = late or {}
     _patch(module, watch)
     if os.environ.get("STOKER_DEBUG") == "1":
         from ...loader.inline_iterator import DebugIter
@@ -155,14 +154,14 @@ def _new() -> ProcessWatch:
 def _patch(module: ModuleType, watch: ProcessWatch) -> None:
     """Replaces the methods that create loaders and iterators."""
     base, iterators = module.DataLoader, module._BaseDataLoaderIter
-    _patches.put(base, "__init__", functools.partial(_making_loader, watch))
-    _patches.put(base, "__iter__", lambda start: _starting(start, watch))
+    patches.put(base, "__init__", functools.partial(_making_loader, watch))
+    patches.put(base, "__iter__", lambda start: _starting(start, watch))
     for cls in subclasses(base):
         _watch_class(cls, watch)
-    _patches.put(base, "__init_subclass__", lambda original: _defining(base, original, watch))
+    patches.put(base, "__init_subclass__", lambda original: _defining(base, original, watch))
     for cls in (iterators, *subclasses(iterators), GeneratorIterator):
-        watch_iterators(cls, watch, _patches)
-    fetch.attach(_patches)
+        watch_iterators(cls, watch)
+    fetch.attach(patches)
 
 
 def _making_loader(watch: ProcessWatch, init: Callable[..., None]) -> Callable[..., None]:
@@ -180,14 +179,14 @@ def _making_loader(watch: ProcessWatch, init: Callable[..., None]) -> Callable[.
 def _starting(start: Start, watch: ProcessWatch) -> Start:
     @functools.wraps(start)
     def __iter__(self: LoaderLike) -> Iterator[Batch]:
-        return watched_iterator(watch, _patches, self, lambda: start(self))
+        return watched_iterator(watch, self, lambda: start(self))
 
     return __iter__
 
 
 def _defining(base: Any, original: object, watch: ProcessWatch) -> object:
     """Watches loader classes that are defined from now on."""
-    if (base, "__init_subclass__") in _patches.late:
+    if (base, "__init_subclass__") in patches.late:
         return lambda cls: _watch_class(cls, watch)
 
     def __init_subclass__(cls: Any, **kwargs: Any) -> None:
@@ -202,6 +201,6 @@ def _watch_class(cls: type, watch: ProcessWatch) -> None:
     if cls.__module__.startswith("stoker."):
         return
     if cls.__module__.startswith("torchdata."):  # StatefulDataLoader does not call torch's ``__init__``
-        _patches.put(cls, "__init__", functools.partial(_making_loader, watch))
+        patches.put(cls, "__init__", functools.partial(_making_loader, watch))
     if isinstance(vars(cls).get("__iter__"), types.FunctionType):
-        _patches.put(cls, "__iter__", lambda start: watched_iter_method(watch, _patches, start))
+        patches.put(cls, "__iter__", lambda start: watched_iter_method(watch, start))
