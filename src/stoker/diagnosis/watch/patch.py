@@ -31,7 +31,7 @@ from ...loader.loader_state import state_of
 from ...workers import hangs
 from . import fetch
 from .iterators import GeneratorIterator, Start, patches, watch_iterators, watched_iter_method, watched_iterator
-from .watch import ProcessWatch, unchanged
+from .watch import ProcessWatch
 
 _own: ProcessWatch | None = None  # the watch on this process, once there is one
 _in_session = False  # a stoker.watch() has begun and not ended
@@ -95,7 +95,7 @@ def apply_off() -> None:
     watch = _known()
     if _maker is None:
         return
-    watch.apply, watch.refresh, watch.made, watch.around = False, None, None, unchanged
+    watch.apply_nothing()
     takeover.withdraw(_maker)
     _maker = None
     if not watch.on:
@@ -128,7 +128,7 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
         from ...loader.inline_iterator import DebugIter
 
         takeover.make_with(DebugIter)  # for torch's loaders; stoker's own class asks the engine
-    if watch.apply:
+    if os.environ.get("STOKER_APPLY") == "1":
         _apply(watch)
     return watch
 
@@ -145,8 +145,8 @@ def _apply(watch: ProcessWatch) -> takeover.Maker:
 
 def _new() -> ProcessWatch:
     steps = os.environ.get("STOKER_MAX_STEPS", "")
-    watch = ProcessWatch(int(steps) if steps.isdigit() else None, os.environ.get("STOKER_APPLY") == "1")
-    atexit.register(watch.end)
+    watch = ProcessWatch(int(steps) if steps.isdigit() else None)
+    atexit.register(watch.send, final=True)
     os.register_at_fork(after_in_child=watch.forked)
     return watch
 
@@ -155,7 +155,7 @@ def _patch(module: ModuleType, watch: ProcessWatch) -> None:
     """Replaces the methods that create loaders and iterators."""
     base, iterators = module.DataLoader, module._BaseDataLoaderIter
     patches.put(base, "__init__", functools.partial(_making_loader, watch))
-    patches.put(base, "__iter__", lambda start: _starting(start, watch))
+    patches.put(base, "__iter__", functools.partial(_starting, watch))
     for cls in subclasses(base):
         _watch_class(cls, watch)
     patches.put(base, "__init_subclass__", lambda original: _defining(base, original, watch))
@@ -170,13 +170,12 @@ def _making_loader(watch: ProcessWatch, init: Callable[..., None]) -> Callable[.
         dataset = args[0] if args else kwargs.get("dataset")
         state_of(self).name = new_name(self, dataset, sys._getframe(1))
         init(self, *args, **kwargs)
-        if watch.made is not None:
-            watch.made(self)
+        watch.made(self)
 
     return __init__
 
 
-def _starting(start: Start, watch: ProcessWatch) -> Start:
+def _starting(watch: ProcessWatch, start: Start) -> Start:
     @functools.wraps(start)
     def __iter__(self: LoaderLike) -> Iterator[Batch]:
         return watched_iterator(watch, self, lambda: start(self))

@@ -32,23 +32,14 @@ SEND_S = 1.0  # seconds between two snapshots of a process
 END_S = 1.0  # seconds that the last snapshot may wait for ``stoker run``
 
 
-def unchanged(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
-    """The context in which an iterator is created if nothing is applied."""
-    return contextlib.nullcontext()
-
-
 class ProcessWatch:
     """Watches the loaders of one process."""
 
-    def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
+    def __init__(self, max_steps: int | None = None) -> None:
         self.max_steps = max_steps  # end the script after this many batches; None: never
-        self.apply = apply  # give the script's loaders stoker's engine and measured settings
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
-        self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
-        self.made: Callable[[LoaderLike], None] | None = None  # what ``--apply`` does once a loader is created
-        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = unchanged
         self._socket: socket.socket | None = None
         self._unsent = b""  # rest of the last snapshot
         self._sending = threading.Lock()
@@ -59,7 +50,15 @@ class ProcessWatch:
         self._place = 0, 1  # rank, world size
         self._clocks: weakref.WeakSet[Clock] = weakref.WeakSet()
         self._cached: dict[str, int] = {}  # samples in a loader's cache at its last restart
+        self.apply_nothing()
         self.forget()
+
+    def apply_nothing(self) -> None:
+        """Leaves loaders as they are from now on; ``patch`` replaces these attributes for ``--apply``."""
+        self.apply = False  # the script's loaders get stoker's engine and measured settings
+        self.refresh: Callable[[], None] = lambda: None  # brings ``applied`` up to date
+        self.made: Callable[[LoaderLike], None] = lambda loader: None  # called once a loader is created
+        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
     def forget(self) -> None:
         self.loaders: dict[str, LoaderMetrics] = {}
@@ -119,8 +118,7 @@ class ProcessWatch:
 
     def _restart(self, metrics: LoaderMetrics) -> None:
         """Restarts the task counters after an epoch that filled a cache, because later tasks differ."""
-        if self.refresh is not None:
-            self.refresh()
+        self.refresh()
         cache = (self.applied.get(metrics.name) or {}).get("cache") or {}
         filled, before = int(cache.get("filled") or 0), self._cached.get(metrics.name, 0)
         if metrics.epochs and filled - before > FILLS * int(cache.get("samples") or 0):
@@ -153,8 +151,7 @@ class ProcessWatch:
 
     def snapshot(self, final: bool) -> JsonObject:
         """Returns all that was observed so far, with the fields of ``report.merge.Snapshot``."""
-        if self.refresh is not None:
-            self.refresh()
+        self.refresh()
         for clock in list(self._clocks):
             clock.settle()
         for times in self._times.values():
@@ -252,9 +249,6 @@ class ProcessWatch:
                 if not poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
                     return False
         return True
-
-    def end(self) -> None:
-        self.send(final=True)
 
     def forked(self) -> None:
         """Resets the watch in a forked child, which reports for itself and has seen nothing yet."""
