@@ -82,7 +82,7 @@ class Data(Dataset):
 def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | None = None) -> StackSampler:
     """The looks at this thread while it asks the dataset for samples, until there are thirty of them."""
     work(dataset) if work else dataset[7]  # what takes long the first time is over
-    looks = StackSampler(threading.get_ident(), threading.get_native_id())
+    looks = StackSampler()
     looks.transforms, looks.getters = stacks.known_transforms(dataset), stacks.known_getters(dataset)
     looks.collate = worker_record.code_of(collate)
     looks.slow_s = 0.0
@@ -151,7 +151,7 @@ def test_looks_rest_and_leave_the_switch_interval_as_it_was(
     monkeypatch.setattr(sampler_module, "ENOUGH", 3)
     monkeypatch.setattr(sampler_module, "REST_S", (0.05, 0.05))
     sys.setswitchinterval(usual + 5e-7)
-    looks = StackSampler(threading.get_ident(), threading.get_native_id(), alone=True)
+    looks = StackSampler(alone=True)
     looks.began = time.monotonic()
     seen: set[float] = set()
     end = time.monotonic() + 60
@@ -174,7 +174,7 @@ def test_another_thread_is_not_looked_at() -> None:
     found: list[StackSampler] = []
 
     def run() -> None:
-        looks = StackSampler(threading.get_ident(), threading.get_native_id())
+        looks = StackSampler()
         looks.began = time.monotonic()
         spin(1.0)
         found.append(looks)
@@ -221,7 +221,7 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
     print("seed", seed)
     rng = random.Random(seed)
     monkeypatch.setattr("stoker.diagnosis.watch.stack_sampler.INTERVAL_S", 1e-4)
-    looks = StackSampler(threading.get_ident(), threading.get_native_id())
+    looks = StackSampler()
     looks.began = time.monotonic()
     looks.slow_s = 0.0
     before = signal.signal(signal.SIGALRM, ring)
@@ -246,7 +246,7 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_a_signal_that_somebody_else_takes_is_left_to_them() -> None:
-    looks = StackSampler(threading.get_ident(), threading.get_native_id())
+    looks = StackSampler()
     number = next(n for n in UNUSED if signal.getsignal(n) not in (signal.SIG_DFL, signal.SIG_IGN))
     got: list[int] = []
     before = signal.signal(number, lambda n, _: got.append(n))

@@ -71,9 +71,9 @@ class _Note(NamedTuple):
 
 
 class StackSampler:
-    """Samples one thread. ``thread`` is its ``threading.get_ident()``. Only a process's main thread can be sampled."""
+    """Samples the thread that creates it, which must be the process's main thread: no other one can be sampled."""
 
-    def __init__(self, thread: int, native: int, alone: bool = False) -> None:
+    def __init__(self, alone: bool = False) -> None:
         # by (kind, name, line): how often the thread ran, and how often it waited. Kinds are "decode", "transform",
         # "collate", "cache" (reading or filling stoker's) and "fetch" (everything else).
         self.counts: dict[Code, list[int]] = {}
@@ -88,13 +88,13 @@ class StackSampler:
         self.asked = False  # the thread has been asked to note where it is
         self.total = 0  # stack samples so far
         self.cpu_s = 0.0  # of the sampling thread
-        self._native = native  # the sampled thread's kernel ID
+        self._native = threading.get_native_id()  # of the sampled thread
         self._alone = alone  # the process is a worker, so changing the switch interval does not disturb the script
         self._usual_s = sys.getswitchinterval()
         self._ended = False
         self._states = [0, 0]  # samples since it was asked: how often it ran, how often it waited
         self._notes: deque[_Note] = deque()
-        if threading.get_ident() == thread and not threads_are_scarce() and _interrupts.install(self):
+        if not threads_are_scarce() and _interrupts.install(self):
             try:
                 threading.Thread(target=self._run, name="stoker_sampler", daemon=True).start()
             except RuntimeError:  # the system allows no more threads (ulimit -u)
@@ -234,12 +234,12 @@ class _Interrupts:
             self._signal = next((n for n in UNUSED if signal.getsignal(n) == signal.SIG_DFL), None)
             if self._signal is None:
                 return False
-            signal.signal(self._signal, _on_interrupt)
+            signal.signal(self._signal, self._run)
         self._samplers.append(sampler)
         return True
 
     def _is_ours(self) -> bool:
-        return self._signal is not None and signal.getsignal(self._signal) is _on_interrupt
+        return self._signal is not None and signal.getsignal(self._signal) == self._run
 
     def remove(self, sampler: StackSampler) -> None:
         self._samplers = [s for s in self._samplers if s is not sampler]  # new list: the handler may iterate the old
@@ -251,14 +251,10 @@ class _Interrupts:
         _thread.interrupt_main(self._signal)  # type: ignore[arg-type]
         return True
 
-    def run(self, frame: FrameType | None) -> None:
+    def _run(self, _: int, frame: FrameType | None) -> None:
         for sampler in self._samplers:
             if sampler.asked and frame is not None:
                 sampler.note(frame)
 
 
 _interrupts = _Interrupts()
-
-
-def _on_interrupt(_: int, frame: FrameType | None) -> None:
-    _interrupts.run(frame)

@@ -16,7 +16,6 @@ import json
 import math
 import multiprocessing
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -68,7 +67,7 @@ class WorkerRecord:
         self._own: list[list[float]] = []  # pairs of age in seconds and private memory in bytes
         self._pss = 0  # proportional set size in bytes: a shared page counts divided by the processes sharing it
         self._next_note = self._began + FIRST_MEMORY_S if in_worker else math.inf  # when memory is next read
-        self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=in_worker)
+        self.sampler = StackSampler(alone=in_worker)
         self.sampler.min_task_s = 0.0 if in_worker else SHORT_S
         self.sampler.collate = code_of(collate)
         self.sampler.transforms = known_transforms(dataset)
@@ -173,13 +172,10 @@ def minus(record: JsonObject, before: JsonObject) -> JsonObject | None:
     for *key, ran, waited in record["stacks"]:
         was = old.get(tuple(key), (0, 0))
         stacks.append([*key, max(0, ran - was[0]), max(0, waited - was[1])])
-    counts = {
-        name: {k: n - before[name].get(k, 0) for k, n in record[name].items() if n > before[name].get(k, 0)}
-        for name in ("bins", "slow")
-    }
     return {
         **record,
-        **counts,
+        "bins": Counter(record["bins"]) - Counter(before["bins"]),
+        "slow": Counter(record["slow"]) - Counter(before["slow"]),
         "kernel": {k: n - before["kernel"].get(k, 0) for k, n in record["kernel"].items()},
         "stacks": [row for row in stacks if row[3] or row[4]],
         "seconds": record["seconds"] - before["seconds"],
