@@ -97,8 +97,6 @@ class Crossings:
             self.end()
 
     def begin(self) -> None:
-        if self._timing:
-            return
         if not _timing:
             _replace()
         _timing.append(self)

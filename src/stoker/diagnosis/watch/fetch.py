@@ -28,10 +28,8 @@ Fetch = Callable[[Fetcher, Index], Batch]
 
 
 def attach(patches: Patches) -> None:
-    """Times torch's own fetchers, in workers and inline. Also wraps stoker's fetcher, though its workers send their
-    total times themselves."""
-    fetch_module = torch_utils.fetch
-    for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
+    """Times torch's own fetchers, in workers and inline, and stoker's."""
+    for cls in (torch_utils.fetch._MapDatasetFetcher, torch_utils.fetch._IterableDatasetFetcher):
         patches.put(cls, "fetch", _timed_fetch)
     patches.put(BatchFetcher, "run", _sampled_run)
 
