@@ -11,7 +11,7 @@ from .loggers import coded
 from .monitor import DataMonitor
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback, TrainerControl, TrainerState
 else:
     try:
         from transformers import TrainerCallback
@@ -37,9 +37,7 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         self._ready: dict[str, float | str] = {}  # for the next log
         self._takes_text = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
-    ) -> None:
+    def on_train_begin(self, args: object, state: object, control: object, **others: object) -> None:
         self._close()
         self._monitor = DataMonitor()
         self._ready = {}
@@ -56,22 +54,18 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         callbacks.remove(self)
         callbacks.insert(names.index("DefaultFlowCallback") + 1 if "DefaultFlowCallback" in names else 0, self)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
-    ) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **others: object) -> None:
         if control.should_log and self._monitor is not None:  # ``should_log`` is the same in all ranks
             self._ready = self._monitor.read()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
-    ) -> None:
+    def on_epoch_end(self, args: object, state: object, control: TrainerControl, **others: object) -> None:
         self.on_step_end(args, state, control)
 
     def on_log(
         self,
-        args: TrainingArguments,
+        args: object,
         state: TrainerState,
-        control: TrainerControl,
+        control: object,
         logs: dict[str, float | str] | None = None,
         **others: object,
     ) -> None:
@@ -83,9 +77,7 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(values)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
-    ) -> None:
+    def on_train_end(self, args: object, state: object, control: object, **others: object) -> None:
         self._close()
 
     def _close(self) -> None:
