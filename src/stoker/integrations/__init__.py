@@ -2,8 +2,8 @@
 
 ::
 
-    diagnosis.watch: counters -> numbers: what happened since the last time -> ranks: of all ranks
-        -> monitor: DataMonitor -> loggers: TensorBoard, W&B, MLflow;  lightning, transformers: their callbacks
+    diagnosis.watch: counters -> numbers: what happened since the last time -> monitor: DataMonitor, of all ranks
+        -> loggers: TensorBoard, W&B, MLflow;  lightning, transformers: their callbacks
     stoker run: snapshots     -> numbers -> prometheus: gauges of each rank
     IPython                   -> notebook: %%stoker, %stoker_apply
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+import torch
+import torch.distributed as dist
+
 from ..core.warn import warn_user
 from ..diagnosis.report.merge import snapshots
-from . import numbers, ranks
+from . import numbers
 from .loggers import Sender, sender
 from .numbers import CODES, Numbers, Totals
 
 if TYPE_CHECKING:
     from ..diagnosis.watch.watch import ProcessWatch
+
+TIMEOUT_S = 300.0  # long enough for a rank that writes a checkpoint; torch's own groups wait half an hour
 
 
 class DataMonitor:
@@ -45,10 +51,10 @@ class DataMonitor:
         ['data/failed_samples', 'data/samples_per_s', 'data/verdict', 'data/wait_pct', 'data/wait_s', 'data/workers']
     """
 
-    def __init__(self, to: object | Callable[[], object] | None = None, *, timeout_s: float = ranks.TIMEOUT_S) -> None:
+    def __init__(self, to: object | Callable[[], object] | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._said: set[str] = set()
         self._measured = False
-        self._gather = ranks.RankGather(timeout_s)
+        self._gather = RankGather(timeout_s)
         self._send = self._opened(to)
         self._watch = self._begin()
         self._before: dict[str, Totals] = {}
@@ -67,7 +73,7 @@ class DataMonitor:
         rows = self._gather(self._row())
         if self._gather.failure:
             self.say(f"the numbers of all ranks cannot be collected, so each rank logs its own: {self._gather.failure}")
-        if not ranks.is_first():
+        if not _is_first():
             return {}
         values = numbers.combined(rows)
         if values:
@@ -106,7 +112,7 @@ class DataMonitor:
             warn_user(text)
 
     def _opened(self, to: object) -> Sender | None:
-        if to is None or not ranks.is_first():
+        if to is None or not _is_first():
             return None
         if callable(to) and not hasattr(to, "log") and not hasattr(to, "add_scalar"):
             try:
@@ -139,6 +145,43 @@ class DataMonitor:
         except Exception as e:  # a training must not fail because it is measured
             self.say(f"the loaders cannot be measured: {_sentence(e)}")
             return nothing
+
+
+class RankGather:
+    """Gathers a row of numbers from every rank. All ranks must call it at the same place in their loops.
+
+    The rows are CPU tensors in a separate gloo group, so gathering never waits for the device. If a rank does not call
+    within ``timeout_s``, gathering ends for good: from then on each rank gets only its own row."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.failure = ""  # why gathering ended; "" while it works
+        self._timeout = timedelta(seconds=timeout_s)
+        self._group: dist.ProcessGroup | None = None
+        self._made_in: object = None  # the default group when ``_group`` was made: a script may replace its own
+
+    def __call__(self, row: Sequence[float]) -> list[list[float]]:
+        """Returns the rows of all ranks, in rank order; only this rank's row after a failure or with a single rank."""
+        if self.failure or _world() == 1:
+            return [list(row)]
+        try:
+            if self._group is None or self._made_in is not dist.group.WORLD:
+                self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+                self._made_in = dist.group.WORLD
+            out = [torch.empty(len(row), dtype=torch.float64) for _ in range(_world())]
+            dist.all_gather(out, torch.tensor(row, dtype=torch.float64), group=self._group)
+        except Exception as e:  # torch raises several types
+            self.failure = str(e).strip().partition("\n")[0] or type(e).__name__
+            return [list(row)]
+        return [x.tolist() for x in out]
+
+
+def _world() -> int:
+    """Returns the number of ranks; 1 if torch.distributed is not in use."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _is_first() -> bool:
+    return _world() == 1 or dist.get_rank() == 0
 
 
 def _sentence(e: Exception) -> str:
