@@ -20,6 +20,7 @@ having how i if im in into is it its just keep keeps like me my no not of on onl
 than that the their them then there they this to too use used using very want was way we what when where which why
 will with without would you your pytorch torch stoker
 """  # words that say nothing about a page
+WITHOUT_MEANING = frozenset(COMMON.split())
 
 
 def find(question: str) -> list[Page]:
@@ -71,22 +72,14 @@ class _Words:
         return (place + IN_TEXT * times / (1 + times)) * math.log(1 + len(self.pages) / self.pages_with[term])
 
 
-@functools.cache
-def _index() -> _Words:
-    return _Words()
+_index = functools.cache(_Words)
 
 
 def _terms(text: str) -> list[str]:
     """Returns the stems of a text's words, without common ones. A name such as num_workers counts as a whole, too."""
     words = re.findall(r"\w+", text.lower().replace("%", " percent "))
-    common = _common()
-    parts = [part for word in words for part in {word, *word.split("_")} if part and part not in common]
+    parts = [part for word in words for part in {word, *word.split("_")} if part and part not in WITHOUT_MEANING]
     return [_stem(part) for part in parts]
-
-
-@functools.cache
-def _common() -> frozenset[str]:
-    return frozenset(COMMON.split())
 
 
 def _stem(word: str) -> str:

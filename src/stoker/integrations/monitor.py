@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -65,7 +64,7 @@ class DataMonitor:
     def __enter__(self) -> DataMonitor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def read(self) -> dict[str, float | str]:
@@ -153,7 +152,7 @@ class RankGather:
     The rows are CPU tensors in a separate gloo group, so gathering never waits for the device. If a rank does not call
     within ``timeout_s``, gathering ends for good: from then on each rank gets only its own row."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self.failure = ""  # why gathering ended; "" while it works
         self._timeout = timedelta(seconds=timeout_s)
         self._group: dist.ProcessGroup | None = None
