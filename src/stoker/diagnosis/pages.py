@@ -91,8 +91,8 @@ def parse(name: str, source: str) -> Page:
     """Parses the text of a symptom's file."""
     _, head, text = source.split("---\n", 2)
     entries = dict(re.findall(r"(?m)^(\w+):[ ]?(.*)$", head))
-    causes = tuple(cause for cause in entries["causes"].replace(",", " ").split())
-    return Page(name, entries["title"], entries["words"], causes, text.strip())
+    causes = entries["causes"].replace(",", " ").split()
+    return Page(name, entries["title"], entries["words"], tuple(causes), text.strip())
 
 
 def parse_guide(name: str, source: str) -> Page:

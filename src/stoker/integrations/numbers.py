@@ -68,18 +68,12 @@ MEANINGS = {
 
 def totals(loaders: Iterable[LoaderMetrics]) -> dict[str, Totals]:
     """Returns the totals of each loader, by name."""
-    return {
-        m.name: Totals(
-            m.wait_s,
-            m.step_s,
-            m.batches,
-            m.samples,
-            (m.fetch_ns + m.collate_ns + m.transport_ns) / 1e9,
-            int(m.faults.get("samples", 0)),
-            int(m.settings.get("num_workers") or 0),
-        )
-        for m in loaders
-    }
+    out = {}
+    for m in loaders:
+        made_s = (m.fetch_ns + m.collate_ns + m.transport_ns) / 1e9
+        failed, workers = int(m.faults.get("samples", 0)), int(m.settings.get("num_workers") or 0)
+        out[m.name] = Totals(m.wait_s, m.step_s, m.batches, m.samples, made_s, failed, workers)
+    return out
 
 
 def numbers(spent: Totals, failed: int) -> Numbers:

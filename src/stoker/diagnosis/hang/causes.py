@@ -216,13 +216,12 @@ def _sleeping(job: Job, m: Member) -> Cause:
 
 
 def _fifo(job: Job, m: Member) -> Cause:
-    path = m.wait.path
-    there = {pid: found for pid, found in proc.users(path).items() if pid != m.pid}
-    other = [pid for pid, found in there.items() if any(d.reads if m.wait.writes else d.writes for d in found)]
-    verb = "reading" if m.wait.writes else "writing"
-    who = f"which no process has open for {verb}" if not other else f"which process {other[0]} has open for {verb}"
-    found = _stuck(job, m, f", {who}{_sample(m)}{_at(m)}", f"See what should have it open for {verb}.")
-    return found if other else replace(found, hangs=True)
+    users = {pid: found for pid, found in proc.users(m.wait.path).items() if pid != m.pid}
+    other = [pid for pid, found in users.items() if any(d.reads if m.wait.writes else d.writes for d in found)]
+    end = f"open for {'reading' if m.wait.writes else 'writing'}"
+    who = f"process {other[0]}" if other else "no process"
+    cause = _stuck(job, m, f", which {who} has {end}{_sample(m)}{_at(m)}", f"See what should have it {end}.")
+    return cause if other else replace(cause, hangs=True)
 
 
 def _storage(job: Job, m: Member) -> Cause:

@@ -90,18 +90,12 @@ def look(pid: int) -> Process | None:
     """Reads a process's current state; returns None if it is gone."""
     root = Path(f"/proc/{pid}")
     threads = [t for tid in _numbers(root / "task") if (t := _thread(root / "task" / str(tid), tid)) is not None]
-    main = [t for t in threads if t.id == pid]
-    if not main:
+    threads.sort(key=lambda t: t.id != pid)  # the main thread first
+    if not threads or threads[0].id != pid:
         return None
     io = re.search(r"syscw: (\d+)", _read(root / "io"))
-    return Process(
-        pid,
-        (*main, *(t for t in threads if t.id != pid)),
-        _descriptors(root),
-        int(io[1]) if io else None,
-        bool(_read(root / "syscall")),
-        _idle_s(pid),
-    )
+    written, calls_seen = int(io[1]) if io else None, bool(_read(root / "syscall"))
+    return Process(pid, tuple(threads), _descriptors(root), written, calls_seen, _idle_s(pid))
 
 
 def parents() -> dict[int, int]:

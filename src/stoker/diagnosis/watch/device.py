@@ -174,15 +174,12 @@ class DeviceWatch:
         self._metrics = metrics
         self._gaps = Gaps(metrics, lambda: torch.cuda.Event(enable_timing=True))
         self._crossings = Crossings(metrics)
+        self.leave = self._gaps.leave
 
     def enter(self, now: float, stepped: float) -> None:
         """``next()`` begins, after a step of ``stepped`` seconds."""
         self._crossings.step(stepped)
         self._gaps.enter(now)
-
-    def leave(self, waited: float) -> None:
-        """``next()`` returns, after ``waited`` seconds."""
-        self._gaps.leave(waited)
 
     def collect(self, final: bool) -> None:
         """Updates the loader's metrics. If ``final``, also unwraps torch's methods."""
