@@ -20,7 +20,6 @@ import threading
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
 
 import torch
 import torch.utils.data.dataloader as torch_loader
@@ -91,7 +90,11 @@ def watched_iterator(watch: ProcessWatch, loader: LoaderLike, make: Callable[[],
         _opening.stack.pop()
     inner = made[-1] if made and not isinstance(it, torch_loader._BaseDataLoaderIter) else it
     _note_engine(watch, loader, metrics, inner)
-    _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
+    fetcher = getattr(inner, "_dataset_fetcher", None)  # of an iterator that makes batches in this process
+    if fetcher is not None:
+        fetcher._stoker_times = times
+        if hasattr(vars(fetcher).get("fetch"), "gathered"):
+            fetcher.fetch = fetch.timed_gather(fetcher.fetch, times)
     if clocked:
         # A loader that is its own iterator gets no clock, because it may be copied and pickled.
         on = it if id(it) != id(loader) and _can_hold_clock(it) else inner
@@ -102,10 +105,7 @@ def watched_iterator(watch: ProcessWatch, loader: LoaderLike, make: Callable[[],
 def _put_clock(watch: ProcessWatch, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float) -> None:
     if not _can_hold_clock(it):
         return
-    for cls in type(it).__mro__:
-        if "__next__" in vars(cls):
-            watch_iterators(cls, watch)
-            break
+    watch_iterators(next(cls for cls in type(it).__mro__ if "__next__" in vars(cls)), watch)
     it.__dict__["_stoker_clock"] = watch.clock(metrics, spent, began)
 
 
@@ -123,15 +123,6 @@ def _note_engine(watch: ProcessWatch, loader: LoaderLike, metrics: LoaderMetrics
     if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or metrics.name not in watch.bypassed:
         metrics.settings["engine"] = "stoker" if ours else "torch"
         watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
-
-
-def _time_fetcher(fetcher: Any, times: WorkerTimes) -> None:
-    """Times the tasks that an iterator fetches in this process."""
-    if fetcher is None:
-        return
-    fetcher._stoker_times = times
-    if hasattr(vars(fetcher).get("fetch"), "gathered"):
-        fetcher.fetch = fetch.timed_gather(fetcher.fetch, times)
 
 
 def watched_iter_method(watch: ProcessWatch, start: Start) -> Start:
