@@ -40,12 +40,11 @@ class Thread:
 
 
 class Descriptor(NamedTuple):
-    """An open file: its path, ``pipe:[7]`` or ``socket:[8]``; whether it is open to read and to write; its offset."""
+    """An open file: its path, ``pipe:[7]`` or ``socket:[8]``; whether it is open to read and to write."""
 
     target: str
     reads: bool
     writes: bool
-    position: int
 
 
 class Identity(NamedTuple):
@@ -284,7 +283,7 @@ def _descriptors(root: Path, only: str = "") -> dict[int, Descriptor] | None:
                 continue
             info = dict(line.split(":", 1) for line in _read(root / "fdinfo" / str(number)).splitlines()[:2])
             way = int(info["flags"], 8) & os.O_ACCMODE
-            out[number] = Descriptor(target, way != os.O_WRONLY, way != os.O_RDONLY, int(info["pos"]))
+            out[number] = Descriptor(target, way != os.O_WRONLY, way != os.O_RDONLY)
     return out
 
 

@@ -48,7 +48,6 @@ def _sampled_run(run: Callable[[BatchFetcher, Index], Batch]) -> Callable[[Batch
         try:
             return run(self, indices)
         finally:
-            record.sampler.began = 0.0
             record.done(_now() - began)
 
     return sampled
@@ -82,16 +81,14 @@ class TaskTimer:
         self._collate_s = 0.0
         settings = self._times.metrics.settings
         before = RandomState() if self._looks > 0 and not settings.get("draws") else None
-        sampler, cpu = self._record.sampler, _cpu_ns()
-        began = sampler.began = _now()
+        cpu = _cpu_ns()
+        began = self._record.sampler.began = _now()
         try:
             return fetch(fetcher, index)
         finally:
-            took = _now() - began
-            sampler.began = 0.0
-            collate_ns = int(self._collate_s * 1e9)
-            self._times.add(self._worker, int(took * 1e9) - collate_ns, collate_ns, _cpu_ns() - cpu, 1)
+            took, cpu_ns, collate_ns = _now() - began, _cpu_ns() - cpu, int(self._collate_s * 1e9)
             self._record.done(took)
+            self._times.add(self._worker, int(took * 1e9) - collate_ns, collate_ns, cpu_ns)
             if before is not None:
                 self._looks -= 1
                 settings["draws"] = bool(before.moved())
@@ -118,7 +115,7 @@ def timed_gather(gather: Callable[[Index], Batch], times: WorkerTimes) -> Callab
         before, began, cpu = gather.gathered, _ns(), _cpu_ns()  # type: ignore[attr-defined]
         batch = gather(index)
         if gather.gathered > before:  # type: ignore[attr-defined]
-            times.add(None, _ns() - began, 0, _cpu_ns() - cpu, 1)
+            times.add(None, _ns() - began, 0, _cpu_ns() - cpu)
         return batch
 
     return fetch

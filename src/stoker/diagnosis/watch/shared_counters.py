@@ -57,8 +57,7 @@ class WorkerTimes:
     current: WorkerTimes | None = None  # of the loader whose iterator, and so workers, are being created
 
     def __init__(self, metrics: LoaderMetrics) -> None:
-        self._memory = mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)
-        self._rows = memoryview(self._memory).cast("q")
+        self._rows = memoryview(mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)).cast("q")
         self._texts = memoryview(mmap.mmap(-1, MAX_WORKERS * worker_record.ROW_BYTES))
         self._has_record = memoryview(mmap.mmap(-1, MAX_WORKERS))  # per row of ``_texts``: 1 if a process writes to it
         self._records: dict[int, JsonObject] = {}  # by process ID
@@ -82,15 +81,15 @@ class WorkerTimes:
         if self._own_record is not None and self._own_record[0] == os.getpid():
             self._own_record[1].sampler.end()
 
-    def add(self, worker: int | None, fetch: int, collate: int, cpu: int, tasks: int) -> None:
-        """Adds the nanoseconds of ``tasks`` tasks. ``worker`` is the worker's ID, None in the main process."""
+    def add(self, worker: int | None, fetch: int, collate: int, cpu: int) -> None:
+        """Adds the nanoseconds of a task. ``worker`` is the worker's ID, None in the main process."""
         if worker is not None and worker >= MAX_WORKERS:
             return
         rows, at = self._rows, (worker or 0) * COLUMNS
         rows[at] += fetch
         rows[at + 1] += collate
         rows[at + 2] += cpu
-        rows[at + 3] += tasks
+        rows[at + 3] += 1
 
     def _text(self, number: int) -> memoryview:
         return self._texts[number * worker_record.ROW_BYTES : (number + 1) * worker_record.ROW_BYTES]

@@ -75,6 +75,7 @@ class WorkerRecord:
 
     def done(self, took: float) -> None:
         """A task has ended, after ``took`` seconds."""
+        self.sampler.began = 0.0
         before, self._tasks = self._tasks, self._tasks + 1
         self._took.append(took)
         now = time.monotonic()
