@@ -43,21 +43,20 @@ class _Waiting:
     def __init__(self, module: Any) -> None:
         self._module, self._begun, self._lock = module, False, threading.RLock()
         self.replaced: dict[tuple[object, str], Callable[..., Any]] = {}
-        self._wait(module.DataLoader, "__init__")
-        for cls in (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
-            self._wait(cls, "__init__")
+        for cls in (module.DataLoader, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
+            self._wait(cls)
         self._wait_for_subclasses(module.DataLoader)
 
-    def _wait(self, cls: Any, name: str) -> None:
-        key = cls, name
-        original = self.replaced[key] = vars(cls)[name]
+    def _wait(self, cls: Any) -> None:
+        key = cls, "__init__"
+        original = self.replaced[key] = vars(cls)["__init__"]
 
         @functools.wraps(original)
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def __init__(*args: Any, **kwargs: Any) -> None:
             self.begin()
-            return self.replaced[key](*args, **kwargs)
+            self.replaced[key](*args, **kwargs)
 
-        setattr(cls, name, method)
+        cls.__init__ = __init__
 
     def _wait_for_subclasses(self, base: Any) -> None:
         key = base, "__init_subclass__"
