@@ -103,7 +103,12 @@ def look(pid: int) -> list[Job]:
     members = {
         p: _member(roles[p], who, first.get(p), second[p], took_s, second.get(who.parent)) for p, who in known.items()
     }
-    _read_stacks([m for m in members.values() if m.role in ("loop", "worker")])
+    asked = [m for m in members.values() if m.role in ("loop", "worker")]
+    asked = [m for m in asked if m.process.main.state not in "TtDZX"]  # in these states they would not answer
+    with ThreadPoolExecutor(READERS) as pool:
+        for m, seen in zip(asked, pool.map(lambda m: stacks.of_process(m.pid), asked), strict=True):
+            m.stacks = seen
+            m.sample = stacks.sample(m.frames)
     for m in members.values():
         m.for_pids = _waits_for(m, members)
     return _jobs(members, known, roles)
@@ -153,14 +158,6 @@ def _files(worker: Process, wait: Wait, loop: Process | None) -> list[str]:
     opened = [d.target for n, d in (worker.descriptors or {}).items() if (n, d.target) not in theirs]
     about = [wait.path] if wait.path.startswith("/") else []
     return list(dict.fromkeys(path for path in (*about, *opened) if not NO_DATA.search(path)))
-
-
-def _read_stacks(members: list[Member]) -> None:
-    asked = [m for m in members if m.process.main.state not in "TtDZX"]  # processes in these states would not answer
-    with ThreadPoolExecutor(READERS) as pool:
-        for m, found in zip(asked, pool.map(lambda m: stacks.of_process(m.pid), asked), strict=True):
-            m.stacks = found
-            m.sample = stacks.sample(m.frames)
 
 
 def _waits_for(member: Member, members: dict[int, Member]) -> list[int]:

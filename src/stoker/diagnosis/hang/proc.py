@@ -82,7 +82,11 @@ def identify(pid: int) -> Identity | None:
         return None
     command = tuple(_read(root / "cmdline").split("\0")[:-1])
     name = _read(root / "comm").strip()
-    return Identity(pid, int(stat[1]), name, command, stat[0], _is_python(pid, command))
+    program = command[0] if command else ""  # used if ``exe`` may not be read
+    with contextlib.suppress(OSError):
+        program = os.readlink(root / "exe")
+    python = "python" in os.path.basename(program) or any("libpython" in path for *_, path in code(pid))
+    return Identity(pid, int(stat[1]), name, command, stat[0], python)
 
 
 def look(pid: int) -> Process | None:
@@ -106,13 +110,6 @@ def owner(pid: int) -> int | None:
     """Returns the effective user ID of a process; None if it is gone."""
     found = re.search(r"^Uid:\s+\d+\s+(\d+)", _read(Path(f"/proc/{pid}/status")), re.MULTILINE)
     return int(found[1]) if found else None
-
-
-def _is_python(pid: int, command: tuple[str, ...]) -> bool:
-    program = command[0] if command else ""  # used if ``exe`` may not be read
-    with contextlib.suppress(OSError):
-        program = os.readlink(f"/proc/{pid}/exe")
-    return "python" in os.path.basename(program) or any("libpython" in path for *_, path in code(pid))
 
 
 def handles(pid: int, signal: int) -> bool:

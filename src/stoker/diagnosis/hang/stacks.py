@@ -71,9 +71,10 @@ def of_process(pid: int) -> Stacks:
         return by_py_spy
     with _asking, contextlib.suppress(OSError):  # the process is gone, or may not be signalled
         if proc.handles(pid, hangs.DUMP_SIGNAL):
-            written = _frames(hangs.current_thread(hangs.dump(pid, hangs.files(pid))))
-            if written:
-                return Stacks({pid: written}, "process")
+            text = hangs.current_thread(hangs.dump(pid, hangs.files(pid)))
+            found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', text, re.MULTILINE)
+            if found:
+                return Stacks({pid: [Frame(name, file, int(line)) for file, line, name in found]}, "process")
     return by_py_spy
 
 
@@ -95,11 +96,6 @@ def _by_py_spy(program: str, pid: int) -> Stacks:
 def _frame(found: JsonObject) -> Frame:
     variables = {v["name"]: str(v["repr"]) for v in found.get("locals") or () if v.get("repr") is not None}
     return Frame(found["name"], found["filename"], int(found["line"]), variables)
-
-
-def _frames(text: str) -> list[Frame]:
-    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', text, re.MULTILINE)
-    return [Frame(name, file, int(line)) for file, line, name in found]
 
 
 def sample(frames: list[Frame]) -> str:

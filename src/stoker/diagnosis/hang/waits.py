@@ -74,6 +74,12 @@ STATES = {
     "Z": Wait("ended", "has ended"),
     "X": Wait("ended", "has ended"),
 }
+WITHOUT_ARGUMENTS = {
+    "poll": Wait("pipe", "waits for a pipe or a socket"),
+    "clock_nanosleep": Wait("sleep", "sleeps"),
+    "read": Wait("pipe", "waits for a pipe"),
+    "wait4": Wait("child", "waits for a process to end"),
+}
 
 
 def wait_of(process: Process, thread: Thread) -> Wait:
@@ -87,7 +93,8 @@ def wait_of(process: Process, thread: Thread) -> Wait:
     if name == "futex":
         return _lock(process.pid, call)
     if call is None or not name:
-        return _by_function(name, thread.where)
+        other = Wait("other", f"waits in the kernel{thread.where and f', {thread.where}'}")
+        return WITHOUT_ARGUMENTS.get(name, other)
     if name in ("sleep", "clock_nanosleep"):
         return _sleep(_time_left(process.pid, name, call))
     if name in ("poll", "select"):
@@ -128,17 +135,6 @@ def _name(thread: Thread) -> str:
             if thread.call.number in numbers[at]:
                 return name
     return next((name for part, name in SLEEPS_IN.items() if part in thread.where), "")
-
-
-def _by_function(name: str, where: str) -> Wait:
-    words = {
-        "poll": ("pipe", "waits for a pipe or a socket"),
-        "clock_nanosleep": ("sleep", "sleeps"),
-        "read": ("pipe", "waits for a pipe"),
-        "wait4": ("child", "waits for a process to end"),
-    }
-    kind, text = words.get(name, ("other", f"waits in the kernel{where and f', {where}'}"))
-    return Wait(kind, text)
 
 
 def _lock(pid: int, call: SystemCall | None) -> Wait:

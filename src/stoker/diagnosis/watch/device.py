@@ -98,7 +98,9 @@ class Crossings:
 
     def begin(self) -> None:
         if not _timing:
-            _replace()
+            for name in ("to", "cuda", "copy_", *SYNCS):
+                _patches.put(torch.Tensor, name, functools.partial(_timed, name))
+            _patches.put(torch.cuda, "synchronize", functools.partial(_timed, "synchronize"))
         _timing.append(self)
         self._timing = True
 
@@ -142,12 +144,6 @@ class Crossings:
 # Loaders iterated in lockstep are timed at the same time: torch's methods are replaced once for all of them.
 _timing: list[Crossings] = []
 _patches = Patches()
-
-
-def _replace() -> None:
-    for name in ("to", "cuda", "copy_", *SYNCS):
-        _patches.put(torch.Tensor, name, functools.partial(_timed, name))
-    _patches.put(torch.cuda, "synchronize", functools.partial(_timed, "synchronize"))
 
 
 def _timed(name: str, original: Callable[..., object]) -> Callable[..., object]:
