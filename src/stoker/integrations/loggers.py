@@ -29,11 +29,7 @@ class _Logger(Protocol):
 
 
 def sender(to: object) -> Sender:
-    """Returns a function that sends to this logger.
-
-    Raises:
-        UsageError: it has none of the methods that are known here.
-    """
+    """Returns a function that sends to this logger. Raises UsageError if it has none of the methods known here."""
     logger = cast(_Logger, to)
     if hasattr(to, "add_scalar"):
         return partial(_to_writer, logger)

@@ -87,11 +87,8 @@ class Job:
 
 
 def look(pid: int) -> list[Job]:
-    """Observes a job twice and reads its stacks. Returns one ``Job`` for each process that trains.
-
-    Raises:
-        StokerError: as in ``tree.find``.
-    """
+    """Observes a job twice and reads its stacks. Returns one ``Job`` for each process that trains. Raises StokerError
+    as ``tree.find`` does."""
     first = {p: found for p in tree.find(pid) if (found := proc.look(p)) is not None}
     began = time.monotonic()
     time.sleep(LOOK_S)

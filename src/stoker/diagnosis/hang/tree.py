@@ -17,9 +17,8 @@ Tree = dict[int, Identity]
 
 
 def find(pid: int) -> Tree:
-    """Finds the processes of a job: ``pid`` and its descendants or, if it is a worker, its loop and the loop's.
-
-    Parents come before their children.
+    """Finds the processes of a job: ``pid`` and its descendants or, if it is a worker, its loop and the loop's. Parents
+    come before their children.
 
     Raises:
         StokerError: the process is gone, belongs to another user, or neither is nor has started a Python process.

@@ -6,10 +6,7 @@
                            |asked: wait begins    |came: step begins
 
 The two times of each batch are appended to ``times``. ``settle`` processes many of them at once, so that at a thousand
-steps a second the watch costs about 1 % of the loop's time.
-
-Everything here runs in the consumer's thread, except ``settle``, which
-``ProcessWatch.snapshot`` calls in that thread too.
+steps a second the watch costs about 1 % of the loop's time. All of it runs in the consumer's thread.
 """
 
 from __future__ import annotations
@@ -28,10 +25,8 @@ _cpu = time.process_time
 
 
 class Clock:
-    """The clock of one iterator; see the module.
-
-    The consumer called ``iter()`` at ``began`` and waited ``waited_s`` for it. Other time since then was spent on
-    stoker's measurements."""
+    """The clock of one iterator. The consumer called ``iter()`` at ``began`` and waited ``waited_s`` for it; other time
+    since then was spent on stoker's measurements."""
 
     def __init__(
         self,

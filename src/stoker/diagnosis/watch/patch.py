@@ -3,9 +3,6 @@
 - ``attach`` is for ``stoker run``: the hook in the script's process calls it once, and the watch stays.
 - ``begin`` and ``end`` are for ``stoker.watch()`` in a notebook; ``share`` and ``end`` for any number of callbacks.
 - ``apply_on`` and ``apply_off`` are for ``%stoker_apply``: ``--apply`` in a process that is already running.
-
-The watch sends a snapshot to ``stoker run`` once a second and at the end, over a socket. It also counts in memory
-shared with ``stoker run``, so that a killed script leaves its counts up to that moment.
 """
 
 from __future__ import annotations
@@ -41,10 +38,7 @@ _maker: takeover.Maker | None = None  # makes iterators between ``apply_on`` and
 
 def begin() -> ProcessWatch:
     """Starts watching this process, for a ``Session``. Counters begin at zero, unless ``stoker run`` started this
-    process.
-
-    Raises:
-        UsageError: another session is still running."""
+    process. Raises UsageError if another session is still running."""
     global _in_session
     if _in_session:
         raise UsageError("another stoker.watch() has not ended yet: call its stop()")

@@ -160,9 +160,8 @@ class StackSampler:
             self.slow[name] = self.slow.get(name, 0) + sum(note.states)
 
     def code_of(self, stack: list[tuple[CodeType, int]], listed: str = "") -> Code:
-        """Returns kind, name and line of the code that a stack is executing. ``stack`` has code and line, innermost
-        first. The line is the innermost one in the user's code, if there is one. ``listed``: see ``stacks.listed_in``.
-        """
+        """Returns kind, name and line of the code that a stack (code and line, innermost first) is executing. The line
+        is the innermost one in the user's code, if there is one. ``listed``: see ``stacks.listed_in``."""
         codes = [code for code, _ in stack]
         own, number = next((at for at in stack if packages.is_users(at[0].co_filename)), stack[0])
         ours = next((code.co_filename for code in codes if code.co_filename.startswith(packages.PACKAGE)), "")

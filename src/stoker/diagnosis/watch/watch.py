@@ -221,11 +221,7 @@ class ProcessWatch:
             self._sending.release()
 
     def _connected(self, until: float) -> socket.socket:
-        """Connects to ``stoker run``.
-
-        Raises:
-            OSError: no connection at the moment.
-            KeyError: ``STOKER_RUN`` is not set, so no ``stoker run`` listens."""
+        """Connects to ``stoker run``. Raises OSError if that fails now, KeyError if none listens."""
         folder, wait_s = os.environ["STOKER_RUN"], max(0.0, until - time.monotonic())
         connection = private_sockets.connect(folder, private_sockets.REPORTS, wait_s)
         try:
