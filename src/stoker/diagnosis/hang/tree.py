@@ -84,9 +84,8 @@ def roles(tree: Tree) -> dict[int, str]:
         else:
             out[pid] = "loop" if me.python else "other"
     for pid in reversed(tree):
-        has_loops = any(out[p] in ("loop", "launcher") for p, x in tree.items() if x.parent == pid)
-        has_workers = any(out[p] == "worker" for p, x in tree.items() if x.parent == pid)
-        if out[pid] == "loop" and has_loops and not has_workers:
+        below = {out[p] for p, x in tree.items() if x.parent == pid}
+        if out[pid] == "loop" and below & {"loop", "launcher"} and "worker" not in below:
             out[pid] = "launcher"
     return out
 

@@ -119,14 +119,11 @@ class Crossings:
             return "sync"
         if not isinstance(source, torch.Tensor):
             return ""
-        if name in SYNCS:
-            return "sync" if source.device.type == self._device else ""
-        if not isinstance(out, torch.Tensor):
-            return ""
-        if source.device.type == self._device:
-            waits = out.device.type == "cpu" and not kwargs.get("non_blocking")
+        at, to = source.device.type, out.device.type if isinstance(out, torch.Tensor) else ""
+        if at == self._device:
+            waits = name in SYNCS or (to == "cpu" and not kwargs.get("non_blocking"))
             return "sync" if waits else ""
-        if source.device.type != "cpu" or out.device.type != self._device:
+        if name in SYNCS or at != "cpu" or to != self._device:
             return ""
         if not source.is_pinned():
             return "pageable"

@@ -171,7 +171,7 @@ class StackSampler:
         line = f"{short(own.co_filename)}:{number}"
         torch_collate = packages.torch_file("utils", "data", "_utils", "collate.py")
         for code in codes:
-            if code.co_filename == torch_collate or (self.collate and code is self.collate):
+            if code.co_filename == torch_collate or code is self.collate:
                 return "collate", code.co_name, line
         name = transform_of(codes, self.transforms, listed)
         if name:

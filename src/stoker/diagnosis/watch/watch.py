@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import json
 import os
-import select
 import socket
 import threading
 import time
@@ -225,7 +224,6 @@ class ProcessWatch:
         folder, wait_s = os.environ["STOKER_RUN"], max(0.0, until - time.monotonic())
         connection = private_sockets.connect(folder, private_sockets.REPORTS, wait_s)
         try:
-            connection.setblocking(False)
             socket.send_fds(connection, [b"\n"], [self._live.fd])
         except BaseException:
             connection.close()
@@ -236,14 +234,12 @@ class ProcessWatch:
         """Writes the unsent bytes and returns whether all are sent. Stops waiting at ``until``."""
         assert self._socket is not None
         while self._unsent:
+            self._socket.settimeout(max(0.0, until - time.monotonic()))
             try:
                 sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
-                self._unsent = self._unsent[sent:]
-            except BlockingIOError:
-                poll = select.poll()
-                poll.register(self._socket, select.POLLOUT)
-                if not poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
-                    return False
+            except (BlockingIOError, TimeoutError):
+                return False
+            self._unsent = self._unsent[sent:]
         return True
 
     def forked(self) -> None:
