@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.errors import UsageError
 from ..core.monitor import SystemMonitor
 from ..core.types import JsonObject
 from .report import html, inline, text
@@ -30,11 +31,18 @@ class Session:
         report: the report, in the format of ``stoker run`` (docs/report.md); None until the session ends.
     """
 
+    _is_running = False  # only one can run at a time
+
     def __init__(self, named: Callable[[str], str] | None = None) -> None:
         self._named = named
         self.report: JsonObject | None = None
         self._report: RunReport | None = None
-        self._watch = patch.begin()
+        if Session._is_running:
+            raise UsageError("another stoker.watch() has not ended yet: call its stop()")
+        self._watch = patch.share()
+        Session._is_running = True
+        if not self._watch.listened:  # else the counters belong to ``stoker run``
+            self._watch.forget()
         self._monitor = SystemMonitor()
         self._began = time.monotonic()
 
@@ -67,7 +75,8 @@ class Session:
         if self._report is None:
             snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
             applied = self._watch.apply and not self._watch.listened
-            patch.end(self._watch, session=True)
+            patch.end(self._watch)
+            Session._is_running = False
             wall_s = time.monotonic() - self._began
             report = report_of(["watch()"], 0, [snapshot], self._monitor.stop(), wall_s, applied)
             if self._named is not None:

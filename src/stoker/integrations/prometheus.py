@@ -80,8 +80,8 @@ def _close(server: WSGIServer) -> None:
 class Gauges:
     """The collector that Prometheus scrapes."""
 
-    def __init__(self, sent: Callable[[], Sequence[JsonObject]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._sent, self._clock = sent, clock
+    def __init__(self, sent: Callable[[], Sequence[JsonObject]]) -> None:
+        self._sent = sent
         self._seen: deque[tuple[float, dict[SeriesKey, Totals]]] = deque(maxlen=KEPT)
         self._lock = threading.Lock()  # the server handles each request in its own thread
 
@@ -115,7 +115,7 @@ class Gauges:
             for name, total in totals(process.loaders).items():
                 key = str(process.rank), name
                 now[key] = now[key].plus(total) if key in now else total
-        at = self._clock()
+        at = time.monotonic()
         before: dict[SeriesKey, Totals] = self._seen[0][1] if self._seen else {}
         for then, there in self._seen:
             if at - then >= SPAN_S:

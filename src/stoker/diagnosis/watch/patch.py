@@ -1,7 +1,7 @@
 """Attaches the watch to torch's loaders, and detaches it again.
 
 - ``attach`` is for ``stoker run``: the hook in the script's process calls it once, and the watch stays.
-- ``begin`` and ``end`` are for ``stoker.watch()`` in a notebook; ``share`` and ``end`` for any number of callbacks.
+- ``share`` and ``end`` are for ``stoker.watch()`` in a notebook, and for any number of callbacks.
 - ``apply_on`` and ``apply_off`` are for ``%stoker_apply``: ``--apply`` in a process that is already running.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch.utils.data.dataloader as torch_loader
 
-from ...core.errors import UsageError
 from ...core.patches import subclasses
 from ...core.types import Batch, LoaderLike
 from ...loader import takeover  # imports the engine, so that stoker's iterator classes exist and get watched
@@ -31,27 +30,13 @@ from .iterators import GeneratorIterator, Start, patches, watch_iterators, watch
 from .watch import ProcessWatch
 
 _own: ProcessWatch | None = None  # the watch on this process, once there is one
-_in_session = False  # a stoker.watch() has begun and not ended
-_users = 0  # callers of ``begin`` or ``share`` that have not called ``end``
+_users = 0  # callers of ``share`` that have not called ``end``
 _maker: takeover.Maker | None = None  # makes iterators between ``apply_on`` and ``apply_off``
 
 
-def begin() -> ProcessWatch:
-    """Starts watching this process, for a ``Session``. Counters begin at zero, unless ``stoker run`` started this
-    process. Raises UsageError if another session is still running."""
-    global _in_session
-    if _in_session:
-        raise UsageError("another stoker.watch() has not ended yet: call its stop()")
-    watch = share()
-    _in_session = True
-    if not watch.listened:
-        watch.forget()
-    return watch
-
-
 def share() -> ProcessWatch:
-    """Returns the watch on this process with its counts so far, or starts a new one. For callbacks, which look at what
-    is added from now on. A session that begins later clears the counters."""
+    """Returns the watch on this process with its counts so far, or starts a new one. Callbacks look at what is added
+    from now on; a session that begins later clears the counters."""
     global _users
     watch = _known()
     if not watch.on:
@@ -62,10 +47,9 @@ def share() -> ProcessWatch:
     return watch
 
 
-def end(watch: ProcessWatch, session: bool = False) -> None:
+def end(watch: ProcessWatch) -> None:
     """Removes one user of the watch. The last one stops it, unless ``stoker run`` started this process."""
-    global _in_session, _users
-    _in_session = _in_session and not session
+    global _users
     _users -= 1
     watch.on = watch.listened or _users > 0
     if not watch.on:
