@@ -117,13 +117,9 @@ class Clock:
         if not times:
             return
         m, epoch = self.metrics, self._epoch
-        waits, steps, came = [], [], self._came
-        for i in range(0, len(times), 2):
-            asked = times[i]
-            if came:
-                steps.append(asked - came)
-            came = times[i + 1]
-            waits.append(came - asked)
+        asked, came = times[::2], [self._came, *times[1::2]]
+        waits = [end - begin for begin, end in zip(asked, came[1:], strict=True)]
+        steps = [end - begin for begin, end in zip(came[:-1], asked, strict=True) if begin]
         count, wait_s, step_s = len(waits), sum(waits), sum(steps)
         m.wait_s += wait_s
         m.step_s += step_s
@@ -137,17 +133,17 @@ class Clock:
         epoch[5] += samples
         if self._first:
             self._first = False
-            self._began += max(0.0, times[0] - self._made)  # the iterator may be created long before its first use
+            self._began += max(0.0, asked[0] - self._made)  # the iterator may be created long before its first use
             m.first_wait_s += waits[0]
             epoch[3] += waits[0]
             del waits[0]
         Histogram(m.step_bins).add(steps)
         Histogram(m.wait_bins).add(waits)
-        self._came = self._settled = came
-        m.left_at = came if epoch[0] == 1 else 0.0
-        self._loop_until(came)
+        self._came = self._settled = came[-1]
+        m.left_at = came[-1] if epoch[0] == 1 else 0.0
+        self._loop_until(came[-1])
         self._write_row()
-        self._on_batches(count, came)
+        self._on_batches(count, came[-1])
 
     def _loop_until(self, now: float) -> None:
         """Extends the epoch's wall-clock time until ``now``."""
