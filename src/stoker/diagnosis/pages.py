@@ -73,31 +73,27 @@ class Page:
 
 @functools.cache
 def symptoms() -> tuple[Page, ...]:
-    found = (parse(path.stem, path.read_text("utf-8")) for path in FOLDER.glob("*.md") if path.stem != INDEX)
+    found = (_symptom(path) for path in FOLDER.glob("*.md") if path.stem != INDEX)
     return tuple(sorted(found, key=lambda page: page.title.lower()))
 
 
 @functools.cache
 def guides() -> tuple[Page, ...]:
     paths = sorted({*GUIDES.glob("*.md"), *GUIDES.glob("*/*.md")})
-    return tuple(
-        parse_guide(f"docs/{path.relative_to(GUIDES).as_posix()}", path.read_text("utf-8"))
-        for path in paths
-        if path.stem != INDEX
-    )
+    return tuple(_guide(path) for path in paths if path.stem != INDEX)
 
 
-def parse(name: str, source: str) -> Page:
-    """Parses the text of a symptom's file."""
-    _, head, text = source.split("---\n", 2)
+def _symptom(path: Path) -> Page:
+    _, head, text = path.read_text("utf-8").split("---\n", 2)
     entries = dict(re.findall(r"(?m)^(\w+):[ ]?(.*)$", head))
     causes = entries["causes"].replace(",", " ").split()
-    return Page(name, entries["title"], entries["words"], tuple(causes), text.strip())
+    return Page(path.stem, entries["title"], entries["words"], tuple(causes), text.strip())
 
 
-def parse_guide(name: str, source: str) -> Page:
-    """Parses the text of a guide, whose title is its first line. Its search terms are its headings, and the comment
+def _guide(path: Path) -> Page:
+    """Parses a guide, whose title is its first line. Its search terms are its headings, and the comment
     ``<!-- words: ... -->`` if it has one."""
+    source, name = path.read_text("utf-8"), f"docs/{path.relative_to(GUIDES).as_posix()}"
     title, _, text = NO_TEXT.sub("", source).strip().partition("\n")
     words = [*re.findall(r"(?m)^##+ (.+)$", text), *re.findall(r"<!-- words: (.*?) -->", source)]
     return Page(name, title.strip("# "), " ".join(words), (), text.strip("\n"))
