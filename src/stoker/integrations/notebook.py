@@ -16,6 +16,7 @@ from ..core.errors import UsageError
 from ..core.progress import Progress
 from ..diagnosis.report import inline
 from ..diagnosis.session import Session
+from ..diagnosis.watch import patch
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -37,8 +38,6 @@ def load(shell: InteractiveShell) -> None:
 
 def unload(shell: InteractiveShell) -> None:
     """Removes the magics, and undoes ``%stoker_apply on``."""
-    from ..diagnosis.watch import patch
-
     patch.apply_off()
     shell.magics_manager.magics["cell"].pop("stoker", None)
     shell.magics_manager.magics["line"].pop("stoker_apply", None)
@@ -47,8 +46,6 @@ def unload(shell: InteractiveShell) -> None:
 def applied(line: str) -> None:
     """``%stoker_apply on`` gives loaders iterated from now on stoker's engine, cache and number of workers, as
     ``stoker run --apply`` does. ``%stoker_apply off`` gives loaders iterated after it torch's again."""
-    from ..diagnosis.watch import patch
-
     word = line.strip()
     if word == "on":
         patch.apply_on()
@@ -64,8 +61,7 @@ def watched(shell: InteractiveShell, line: str, cell: str) -> object:
     __tracebackhide__ = True
     if line.strip():
         raise UsageError(f"%%stoker takes no arguments, but got {line.strip()!r}; put the code on the next line")
-    session = Session(lambda text: _named(shell, text))
-    with session, _shown(shell, session):
+    with Session(lambda text: _named(shell, text)) as session, _shown(shell, session):
         return _run(shell, cell)
 
 
