@@ -21,8 +21,6 @@ from ..diagnosis.report.merge import Snapshot, snapshots
 from .numbers import CODES, MEANINGS, Totals, numbers, totals, verdict
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
     from prometheus_client.core import GaugeMetricFamily
 
 MISSING = "--metrics-port needs prometheus-client: pip install 'stoker[metrics]'"
@@ -64,17 +62,17 @@ def serving(where: tuple[str, int] | None, sent: Callable[[], Sequence[JsonObjec
     host = f"[{where[0]}]" if ":" in where[0] else where[0]
     sys.stderr.write(f"stoker: metrics at http://{host}:{server.server_port}/metrics\n")
     sys.stderr.flush()
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+
     try:
         yield
     finally:
         gauges.stop()
         # Do not wait for this: it takes up to half a second, which would delay the end of the run.
-        threading.Thread(target=_close, args=(server,), daemon=True).start()
-
-
-def _close(server: WSGIServer) -> None:
-    server.shutdown()
-    server.server_close()
+        threading.Thread(target=close, daemon=True).start()
 
 
 class Gauges:
@@ -116,9 +114,7 @@ class Gauges:
                 key = str(process.rank), name
                 now[key] = now[key].plus(total) if key in now else total
         at = time.monotonic()
-        before: dict[SeriesKey, Totals] = self._seen[0][1] if self._seen else {}
-        for then, there in self._seen:
-            if at - then >= SPAN_S:
-                before = there
+        oldest = self._seen[0][1] if self._seen else {}
+        before = next((there for then, there in reversed(self._seen) if at - then >= SPAN_S), oldest)
         self._seen.append((at, now))
         return now, before
