@@ -38,7 +38,7 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         self._takes_text = False
 
     def on_train_begin(self, args: object, state: object, control: object, **others: object) -> None:
-        self._close()
+        self.on_train_end()
         self._monitor = DataMonitor()
         self._ready = {}
         callbacks = _callbacks(sys._getframe(1))
@@ -77,10 +77,7 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(values)
 
-    def on_train_end(self, args: object, state: object, control: object, **others: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
+    def on_train_end(self, *_: object, **others: object) -> None:
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
