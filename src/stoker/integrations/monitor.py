@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -53,7 +53,10 @@ class DataMonitor:
     def __init__(self, to: object | Callable[[], object] | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._said: set[str] = set()
         self._measured = False
-        self._gather = RankGather(timeout_s)
+        self._alone = False  # the ranks' numbers are no longer gathered
+        self._timeout = timedelta(seconds=timeout_s)
+        self._group: dist.ProcessGroup | None = None
+        self._made_in: object = None  # the default group when ``_group`` was made: a script may replace its own
         self._send = self._opened(to)
         self._watch = self._begin()
         self._before: dict[str, Totals] = {}
@@ -69,9 +72,7 @@ class DataMonitor:
 
     def read(self) -> dict[str, float | str]:
         """Returns the numbers since the last call (docs/loggers.md). Empty without batches, and in ranks above 0."""
-        rows = self._gather(self._row())
-        if self._gather.failure:
-            self.say(f"the numbers of all ranks cannot be collected, so each rank logs its own: {self._gather.failure}")
+        rows = self._of_all_ranks(self._row())
         if not _is_first():
             return {}
         values = numbers.combined(rows)
@@ -145,23 +146,11 @@ class DataMonitor:
             self.say(f"the loaders cannot be measured: {_sentence(e)}")
             return nothing
 
-
-class RankGather:
-    """Gathers a row of numbers from every rank. All ranks must call it at the same place in their loops.
-
-    The rows are CPU tensors in a separate gloo group, so gathering never waits for the device. If a rank does not call
-    within ``timeout_s``, gathering ends for good: from then on each rank gets only its own row."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.failure = ""  # why gathering ended; "" while it works
-        self._timeout = timedelta(seconds=timeout_s)
-        self._group: dist.ProcessGroup | None = None
-        self._made_in: object = None  # the default group when ``_group`` was made: a script may replace its own
-
-    def __call__(self, row: Sequence[float]) -> list[list[float]]:
-        """Returns the rows of all ranks, in rank order; only this rank's row after a failure or with a single rank."""
-        if self.failure or _world() == 1:
-            return [list(row)]
+    def _of_all_ranks(self, row: list[float]) -> list[list[float]]:
+        """Returns the rows of all ranks, in rank order; only this rank's with a single rank, or once a rank did not call
+        in time. The rows are CPU tensors in a separate gloo group, so gathering never waits for the device."""
+        if self._alone or _world() == 1:
+            return [row]
         try:
             if self._group is None or self._made_in is not dist.group.WORLD:
                 self._group = dist.new_group(backend="gloo", timeout=self._timeout)
@@ -169,8 +158,10 @@ class RankGather:
             out = [torch.empty(len(row), dtype=torch.float64) for _ in range(_world())]
             dist.all_gather(out, torch.tensor(row, dtype=torch.float64), group=self._group)
         except Exception as e:  # torch raises several types
-            self.failure = str(e).strip().partition("\n")[0] or type(e).__name__
-            return [list(row)]
+            self._alone = True
+            why = str(e).strip().partition("\n")[0] or type(e).__name__
+            self.say(f"the numbers of all ranks cannot be collected, so each rank logs its own: {why}")
+            return [row]
         return [x.tolist() for x in out]
 
 
