@@ -121,7 +121,7 @@ def handles(pid: int, signal: int) -> bool:
 
 
 def memory(pid: int, address: int, length: int) -> bytes:
-    """Reads up to ``length`` bytes of a process's memory; returns fewer, or none, if it cannot be read."""
+    """Reads up to ``length`` bytes of a process's memory; returns those before the first page that cannot be read."""
     with contextlib.suppress(OSError, OverflowError), open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
         return os.pread(file.fileno(), length, address)
     return b""
@@ -129,11 +129,7 @@ def memory(pid: int, address: int, length: int) -> bytes:
 
 def string(pid: int, address: int) -> str:
     """Reads the path at an address; returns "" if it cannot be read."""
-    page_end = 4096 - address % 4096  # read up to the page's end first: the next page may not be mapped
-    found = memory(pid, address, page_end) or b"\0"
-    if b"\0" not in found:
-        found += memory(pid, address + page_end, 4096)
-    return found.split(b"\0")[0].decode(errors="replace")
+    return memory(pid, address, 4096).split(b"\0")[0].decode(errors="replace")
 
 
 def code(pid: int) -> list[tuple[int, int, str]]:
@@ -292,7 +288,6 @@ def _address(text: str) -> str:
     return f"{socket.inet_ntop(family, words)}:{int(port, 16)}"
 
 
-def ptrace_scope() -> int | None:
-    """Returns Yama's rule for tracing a process of the same user: 0 all may, 1 its ancestors; None without Yama."""
-    found = _read(Path("/proc/sys/kernel/yama/ptrace_scope")).strip()
-    return int(found) if found.isdigit() else None
+def only_ancestors_trace() -> bool:
+    """Returns whether Yama lets a process of the same user be traced by its ancestors only."""
+    return _read(Path("/proc/sys/kernel/yama/ptrace_scope")).strip() == "1"

@@ -113,9 +113,8 @@ def how_far(jobs: Sequence[Job]) -> list[str]:
 
 def allowed_by() -> str:
     """Returns what would let this process inspect another one (ptrace(2), "Ptrace access mode checking")."""
-    scope = proc.ptrace_scope()
     ways = ["run it as root"] if os.geteuid() else []
-    ways += ["set kernel.yama.ptrace_scope to 0"] if scope == 1 else []
+    ways += ["set kernel.yama.ptrace_scope to 0"] if proc.only_ancestors_trace() else []
     ways += ["start the container with --cap-add SYS_PTRACE"]
     return f"To see more, {', or '.join(ways)}; or begin the job with stoker run, and it writes its own stacks."
 

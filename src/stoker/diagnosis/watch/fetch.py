@@ -18,10 +18,8 @@ from ...workers.fetcher import BatchFetcher
 from .shared_counters import WorkerTimes
 
 LOOKED_AT = 64  # tasks per epoch in this process checked for drawing random numbers (50 us each), until one did
-_ns = time.perf_counter_ns
 _cpu_ns = time.thread_time_ns
 _now = time.monotonic
-_pid = os.getpid
 
 Fetcher = torch_utils.fetch._BaseDatasetFetcher
 Fetch = Callable[[Fetcher, Index], Batch]
@@ -98,7 +96,7 @@ def _timed_fetch(original: Fetch) -> Fetch:
     @functools.wraps(original)
     def fetch(self: Fetcher, index: Index) -> Batch:
         timer: TaskTimer | None = self.__dict__.get("_stoker_task_timer")
-        if timer is None or timer.pid != _pid():
+        if timer is None or timer.pid != os.getpid():
             times = self.__dict__.get("_stoker_times") or WorkerTimes.current
             if times is None:
                 return original(self, index)
@@ -112,10 +110,10 @@ def timed_gather(gather: Callable[[Index], Batch], times: WorkerTimes) -> Callab
     """Times stoker's ``RowGather`` inline. Batches that it leaves to torch's fetcher are timed there."""
 
     def fetch(index: Index) -> Batch:
-        before, began, cpu = gather.gathered, _ns(), _cpu_ns()  # type: ignore[attr-defined]
+        before, began, cpu = gather.gathered, _now(), _cpu_ns()  # type: ignore[attr-defined]
         batch = gather(index)
         if gather.gathered > before:  # type: ignore[attr-defined]
-            times.add(None, _ns() - began, 0, _cpu_ns() - cpu)
+            times.add(None, int((_now() - began) * 1e9), 0, _cpu_ns() - cpu)
         return batch
 
     return fetch

@@ -37,7 +37,6 @@ from .shared_counters import WorkerTimes
 from .watch import ProcessWatch
 
 _now = time.perf_counter
-_Tensor = torch.Tensor
 Start = Callable[[LoaderLike], Iterator[Batch]]
 Next = Callable[[Iterator[Batch]], Batch]
 
@@ -220,7 +219,7 @@ def _timed(watch: ProcessWatch, original: Next) -> Next:
         finally:
             clock.inside = False
         came = _now()
-        is_plain = type(batch) is _Tensor and batch.ndim
+        is_plain = type(batch) is torch.Tensor and batch.ndim
         clock.after(began, came, batch.size(0) if is_plain else count(batch, clock.size))
         return batch
 
