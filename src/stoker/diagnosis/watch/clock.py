@@ -49,7 +49,6 @@ class Clock:
         self._epoch = [0.0] * 7  # batches, wait_s, step_s, first_wait_s, loop_s, samples, first_step_s
         self._began = began  # of the epoch
         self._made = _now()
-        self._first = True  # no batch of the epoch has come yet
         self._came = 0.0  # when the last settled batch came; 0.0 if no step follows it
         self._cpu = 0.0  # the process's CPU time when the last batch came
         self._settled = 0.0  # when ``times`` were settled last
@@ -131,8 +130,7 @@ class Clock:
         epoch[1] += wait_s
         epoch[2] += step_s
         epoch[5] += samples
-        if self._first:
-            self._first = False
+        if epoch[0] == count:  # the epoch's first batches
             self._began += max(0.0, asked[0] - self._made)  # the iterator may be created long before its first use
             m.first_wait_s += waits[0]
             epoch[3] += waits[0]
