@@ -54,21 +54,19 @@ class Gaps:
             m.gaps += 1
             m.gap_s += min(waited, first.elapsed_time(second) / 1e3)
             m.gap_wait_s += waited
-        if now - self._last < PERIOD_S or len(self._flying) >= PAIRS:
-            self._entry = None
-            return
-        self._last = now
-        self._entry = self._make()
-        self._entry.record()
+        self._entry = None
+        if now - self._last >= PERIOD_S and len(self._flying) < PAIRS:
+            self._last = now
+            self._entry = self._make()
+            self._entry.record()
 
     def leave(self, waited: float) -> None:
         """``next()`` returns, after a wait of ``waited`` seconds."""
         entry, self._entry = self._entry, None
-        if entry is None:
-            return
-        end = self._make()
-        end.record()
-        self._flying.append((entry, end, waited))
+        if entry is not None:
+            end = self._make()
+            end.record()
+            self._flying.append((entry, end, waited))
 
 
 class Crossings:
@@ -82,18 +80,17 @@ class Crossings:
     def __init__(self, metrics: LoaderMetrics, device: str = "cuda") -> None:
         self._metrics, self._device = metrics, device
         self._steps = 0
-        self._timing = False
 
     def step(self, seconds: float) -> None:
         """A step has ended, after ``seconds`` seconds."""
         self._steps += 1
         since = (self._steps - FIRST) % EVERY
-        if self._timing:
+        if self in _timing:
             self._metrics.crossing_steps += 1
             self._metrics.crossing_s += seconds
         if self._steps >= FIRST and since == 0:
             self.begin()
-        elif self._timing and since >= TIMED_STEPS:
+        elif since >= TIMED_STEPS:
             self.end()
 
     def begin(self) -> None:
@@ -102,15 +99,12 @@ class Crossings:
                 _patches.put(torch.Tensor, name, functools.partial(_timed, name))
             _patches.put(torch.cuda, "synchronize", functools.partial(_timed, "synchronize"))
         _timing.append(self)
-        self._timing = True
 
     def end(self) -> None:
-        if not self._timing:
-            return
-        _timing.remove(self)
-        self._timing = False
-        if not _timing:
-            _patches.undo()
+        if self in _timing:
+            _timing.remove(self)
+            if not _timing:
+                _patches.undo()
 
     def kind(self, name: str, source: object, out: object, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
         """Classifies a call by the kinds listed in the class; "" for other calls. ``source`` is the tensor that the
