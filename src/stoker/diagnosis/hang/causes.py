@@ -38,20 +38,21 @@ def judge(jobs: Sequence[Job]) -> Cause:
 
 def cause_of(job: Job) -> Cause:
     """Returns the cause found by the first rule that applies."""
-    if job.loop is None:
-        return _left_over(job)
+    loop = job.loop
+    if loop is None:  # a worker that waits in a system call does not notice that its parent process has gone
+        w = job.workers[0]
+        sentence = f"{_name(job, w)} is left over: its training process has ended. It {w.wait.text}{_at(w)}."
+        return Cause("left_over", True, sentence, f"kill {w.pid}", (w.pid,))
     for rule in (_stopped, _ended, _event_loop, _deadlock, _goes_on, _data):
-        found = rule(job, job.loop)
+        found = rule(job, loop)
         if found is not None:
             return found
-    return _loop(job, job.loop)
-
-
-def _left_over(job: Job) -> Cause:
-    """A worker that waits in a system call does not notice that its parent process has gone."""
-    w = job.workers[0]
-    sentence = f"{_name(job, w)} is left over: its training process has ended. It {w.wait.text}{_at(w)}."
-    return Cause("left_over", True, sentence, f"kill {w.pid}", (w.pid,))
+    # It waits for something other than a batch.
+    if stacks.inside(loop.frames, COLLECTIVES):
+        return _ranks(job, loop)
+    if loop.wait.kind == "runs":
+        return Cause("nothing", False, f"Nothing hangs: {job.called} runs{_at(loop)}.")
+    return _waiting(job, _thread_at_sample(loop) or loop)
 
 
 def _stopped(job: Job, loop: Member) -> Cause | None:
@@ -150,15 +151,6 @@ def _data(job: Job, loop: Member) -> Cause | None:
     hangs = _hangs(loop) if all(w.still for w in job.waited_for) else None
     advice = "A message was lost, or a sampler waits: look at the stacks."
     return Cause("lost_task", hangs, f"The loop waits for a batch, and {who} for a task.", advice, _pids(job.workers))
-
-
-def _loop(job: Job, loop: Member) -> Cause:
-    """The loop waits for something other than a batch."""
-    if stacks.inside(loop.frames, COLLECTIVES):
-        return _ranks(job, loop)
-    if loop.wait.kind == "runs":
-        return Cause("nothing", False, f"Nothing hangs: {job.called} runs{_at(loop)}.")
-    return _waiting(job, _thread_at_sample(loop) or loop)
 
 
 def _thread_at_sample(loop: Member) -> Member | None:
