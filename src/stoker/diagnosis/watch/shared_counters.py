@@ -83,13 +83,10 @@ class WorkerTimes:
 
     def add(self, worker: int | None, fetch: int, collate: int, cpu: int) -> None:
         """Adds the nanoseconds of a task. ``worker`` is the worker's ID, None in the main process."""
-        if worker is not None and worker >= MAX_WORKERS:
-            return
-        rows, at = self._rows, (worker or 0) * COLUMNS
-        rows[at] += fetch
-        rows[at + 1] += collate
-        rows[at + 2] += cpu
-        rows[at + 3] += 1
+        number = worker or 0
+        if number < MAX_WORKERS:
+            for at, more in enumerate((fetch, collate, cpu, 1), number * COLUMNS):
+                self._rows[at] += more
 
     def _text(self, number: int) -> memoryview:
         return self._texts[number * worker_record.ROW_BYTES : (number + 1) * worker_record.ROW_BYTES]

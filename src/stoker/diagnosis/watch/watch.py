@@ -130,10 +130,9 @@ class ProcessWatch:
     def delivered(self, batches: int, now: float) -> None:
         """``batches`` more batches were delivered."""
         self._steps += batches
-        if now - self._sent < SEND_S:
-            return
-        self._sent = now
-        self.send()
+        if now - self._sent >= SEND_S:
+            self._sent = now
+            self.send()
 
     def row(self, metrics: LoaderMetrics) -> memoryview[float]:
         return self._live.row(list(self.loaders).index(metrics.name))

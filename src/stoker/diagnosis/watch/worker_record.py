@@ -114,13 +114,12 @@ class WorkerRecord:
     def _note_memory(self) -> None:
         """Records this worker's memory every ``MEMORY_S``."""
         now = time.monotonic()
-        if now < self._next_note:
-            return
-        self._next_note = now + MEMORY_S
-        self._pss, private = resources.pss_and_private()
-        self._own.append([round(now - self._began, 1), private])
-        if len(self._own) > MAX_POINTS:
-            del self._own[1:-1:2]
+        if now >= self._next_note:
+            self._next_note = now + MEMORY_S
+            self._pss, private = resources.pss_and_private()
+            self._own.append([round(now - self._began, 1), private])
+            if len(self._own) > MAX_POINTS:
+                del self._own[1:-1:2]
 
 
 def read(row: memoryview) -> JsonObject | None:
