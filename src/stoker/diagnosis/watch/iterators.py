@@ -165,10 +165,8 @@ def watch_iterators(cls: type, watch: ProcessWatch) -> None:
     own = vars(cls)
     if isinstance(own.get("__next__"), types.FunctionType):
         patches.put(cls, "__next__", lambda original: _timed(watch, original))
-    if not issubclass(cls, torch_loader._BaseDataLoaderIter):
-        return
     for name in ("__init__", "_reset"):
-        if name in own:
+        if name in own and issubclass(cls, torch_loader._BaseDataLoaderIter):
             patches.put(cls, name, lambda original: _making(watch, original))
 
 
