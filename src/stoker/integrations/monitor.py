@@ -147,7 +147,7 @@ class DataMonitor:
             return nothing
 
     def _of_all_ranks(self, row: list[float]) -> list[list[float]]:
-        """Returns the rows of all ranks, in rank order; only this rank's with a single rank, or once a rank did not call
+        """Returns the rows of all ranks, in rank order; only this one's with a single rank, or once a rank did not call
         in time. The rows are CPU tensors in a separate gloo group, so gathering never waits for the device."""
         if self._alone or _world() == 1:
             return [row]

@@ -18,11 +18,8 @@ Tree = dict[int, Identity]
 
 def find(pid: int) -> Tree:
     """Finds the processes of a job: ``pid`` and its descendants or, if it is a worker, its loop and the loop's. Parents
-    come before their children.
-
-    Raises:
-        StokerError: the process is gone, belongs to another user, or neither is nor has started a Python process.
-    """
+    come before their children. Raises StokerError if the process is gone, belongs to another user, or neither is nor
+    has started a Python process."""
     table = proc.parents()
     owner = proc.owner(pid)
     if pid not in table or owner is None:
