@@ -38,9 +38,7 @@ class Totals(NamedTuple):
         return added._replace(workers=max(self.workers, other.workers))
 
     def since(self, before: Totals | None) -> Totals:
-        if before is None:
-            return self
-        more = Totals(*(a - b for a, b in zip(self, before, strict=True)))  # type: ignore[arg-type]
+        more = Totals(*(a - b for a, b in zip(self, before or Totals(), strict=True)))  # type: ignore[arg-type]
         return more._replace(workers=self.workers)
 
 

@@ -56,11 +56,6 @@ class Member:
         """Whether it computed between the observations."""
         return self.core >= MOVED
 
-    @property
-    def loads(self) -> bool:
-        """Whether it is known to be loading a sample."""
-        return self.task is not None or stacks.inside(self.frames, FETCHES)
-
 
 @dataclass
 class Job:
@@ -82,8 +77,9 @@ class Job:
 
     def is_idle(self, m: Member) -> bool:
         """Whether a process is a worker that waits for a task from its loop."""
-        above = {x.pid for x in (self.loop, *self.others) if x is not None}
-        return m.role == "worker" and m.wait.kind == "pipe" and not m.loads and bool(above & set(m.for_pids))
+        if m.role != "worker" or m.wait.kind != "pipe" or m.task is not None or stacks.inside(m.frames, FETCHES):
+            return False
+        return any(x is not None and x.pid in m.for_pids for x in (self.loop, *self.others))
 
 
 def look(pid: int) -> list[Job]:

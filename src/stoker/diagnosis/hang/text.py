@@ -135,12 +135,11 @@ def as_dict(pid: int, jobs: Sequence[Job], cause: Cause) -> JsonObject:
 
 
 def _process(job: Job, m: Member) -> JsonObject:
-    main = m.process.main
     return {
         "pid": m.pid,
         "role": m.role,
         "command": list(m.who.command),
-        "state": main.state,
+        "state": m.process.main.state,
         "idle": job.is_idle(m),
         "core": round(m.core, 4),
         "idle_s": m.process.idle_s,

@@ -54,14 +54,11 @@ _opening = _Opening()
 patches = Patches()  # the methods that this process's watch replaces
 
 
-class GeneratorIterator:
+class GeneratorIterator(Iterator[Batch]):
     """Wraps the generator that a loader's own ``__iter__`` returns: unlike a generator, it can hold a clock."""
 
     def __init__(self, it: Iterator[Batch]) -> None:
         self._it = it
-
-    def __iter__(self) -> GeneratorIterator:
-        return self
 
     def __next__(self) -> Batch:
         return next(self._it)
