@@ -147,7 +147,8 @@ def test_where_generators_are_found() -> None:
     assert paths(Slots()) == ["0.rng"]
     assert paths(functools.partial(max, g)) == ["0.args[0]"]
     assert paths(lambda: g) == ["0.g"]
-    assert paths(g.random, None, Flip(2).__init__) == ["2.R"]  # a method of a generator is no object of the user's
+    assert paths(g.random, None, Flip(2).__init__) == ["0", "2.R"]
+    assert paths(types.SimpleNamespace(coin=g.random, length=[].__len__)) == ["0.coin"]
     assert paths(Names()) == [f"{__name__}.in_module"]
     assert paths(Subset(types.SimpleNamespace(t=Flip(1)), [0])) == ["0.dataset.t.R"]
     assert paths(torch.nn.Sequential(torch.nn.Linear(1, 1))) == []

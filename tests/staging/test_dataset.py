@@ -207,7 +207,7 @@ class OwnChance(Source):
 
 def test_a_dataset_that_draws_is_not_frozen_by_a_prepare_that_does_not() -> None:
     staged = stoker.Staged(OwnChance(), prepare=keep, cache_budget="1MB")
-    with pytest.warns(StokerWarning, match=r"Cache discarded: 5 of 5 samples draw"):
+    with pytest.warns(StokerWarning, match=r"Cache discarded: 5 of 6 samples draw"):
         values = {float(staged[i]) for i in [*range(N), *range(N)]}
     assert len(values) == 2 * N
     assert staged.account.filled == 0

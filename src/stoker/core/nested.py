@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+from .packages import is_users
 
 Each = Callable[[torch.Tensor], torch.Tensor]
 Own = Callable[[Any], Any]
+PLAIN = {int, float, str, bytes, bool, type(None), torch.Tensor, np.ndarray}
 DEPTH = 8  # nesting depth of objects that is searched for tensors
 
 
@@ -50,6 +56,26 @@ def tensors(data: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
             inner = [*data, *inner]
         for x in inner:
             yield from tensors(x, depth - 1)
+
+
+def is_data(x: object) -> bool:
+    """Whether a copy in another process stands for a value: it holds no object of the user's classes, whose identity
+    the script may ask for (``y is MISSING``), no exception, and no set, whose copy may have another order. Dataclasses,
+    named tuples and members of an ``Enum`` count as data."""
+    if isinstance(x, dict):
+        return all(map(is_data, x)) and all(map(is_data, dict.values(x)))
+    if isinstance(x, (list, tuple)):
+        return PLAIN.issuperset(map(type, x)) or all(map(is_data, x))
+    if type(x) is object or isinstance(x, (set, frozenset, BaseException)):
+        return False
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return all(is_data(getattr(x, f.name, None)) for f in dataclasses.fields(x))
+    kind = type(x)
+    if kind.__module__ == "builtins" or isinstance(x, (enum.Enum, np.generic)):
+        return True
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return module is not None and file is not None and not is_users(file)
 
 
 def pin_tensor(tensor: torch.Tensor, device: str | None = None) -> torch.Tensor:

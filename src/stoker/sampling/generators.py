@@ -35,6 +35,7 @@ _LEAF = frozenset({bool, int, float, complex, str, bytes, bytearray, type(None),
 _LEAF |= {np.ndarray, torch.nn.Parameter, torch.Size, torch.dtype, torch.device, types.CodeType, memoryview}
 _LEAF |= {types.BuiltinFunctionType, types.BuiltinMethodType, types.GetSetDescriptorType, types.MemberDescriptorType}
 _LEAF |= {types.WrapperDescriptorType, types.MethodDescriptorType}
+NATIVE = (types.BuiltinMethodType, types.MethodWrapperType)
 _RECORDS = ("argparse", "builtins", "collections", "functools", "types", "_thread", "_threading_local")
 _TYPED = ("<string>", "<stdin>", "<ipython")  # user code that is not in a file
 _MASK = (1 << 64) - 1
@@ -175,6 +176,9 @@ class _Walk:
         }
 
     def visit(self, path: str, x: object, depth: int) -> None:
+        owner: object = getattr(x, "__self__", None) if type(x) in NATIVE else None
+        if is_generator(owner):  # ``self.coin = random.Random(5).random``
+            x = owner
         if type(x) in _LEAF or id(x) in self._seen or not depth or len(self._seen) > NODES:
             return
         self._seen[id(x)] = x  # kept alive, because the id of a freed object may be reused

@@ -17,7 +17,7 @@ from ..core.random_state import RandomState
 from .aliases import share_memory
 from .callee import Call, Callee, Thunk, Value, callee_of
 from .containers import items_of
-from .executed_code import Executed, is_closed
+from .executed_code import PRINTS, Executed, is_closed
 from .isolate import output_size
 from .memoize import LONGEST, CallKey, MemoKey, SiteKey, is_small, names_of
 from .plan import PlanNode, Unplanned
@@ -242,7 +242,7 @@ class Checker:
         if changes:
             return f"it changes {changes}"
         if code.asks:
-            return f"it asks {code.asks}"
+            return "it prints, logs or writes to a file" if code.asks in PRINTS else f"it asks {code.asks}"
         made_from = self._samples.made_from(named, without=self._around).names if self._changing else set()
         for name in sorted((named | made_from) & set(self._changing)):
             return f"it reads {name}, which the script changes in each epoch"

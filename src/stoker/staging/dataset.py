@@ -15,6 +15,7 @@ import torch
 from ..core.errors import StaleCacheError, UsageError
 from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
 from ..core.warn import warn_user
+from ..workers.exceptions import users_part
 from ..workers.gather import Select
 from ..workers.read_threads import ReadThreads
 from .batches import Batches
@@ -23,7 +24,7 @@ from .cache_key import key_of, name_of
 from .callee import call_of
 from .change_watch import ON_MISMATCH, ChangeWatch, Discards, shortly
 from .executed_code import written_by
-from .filling import Filler, MadePart
+from .filling import Failed, Filler, MadePart
 from .inputs import Inputs
 from .keep import KeptSamples
 from .memoize import Memo, Table, table_for
@@ -469,6 +470,8 @@ class Staged(Wrapper):
             except Gone:
                 out.append(self._whole(indices[k]))
                 continue
+            if type(part) is Failed:
+                raise part.error.with_traceback(users_part(part.error.__traceback__))
             out.append(part if augment is None else augment(part))
         return out
 
@@ -513,7 +516,15 @@ class Staged(Wrapper):
         assert self.split.memo is not None
         if self._memo is None:
             filler = self._filler
-            self._memo = Memo(self.dataset, store, table, filler.random_states, self._disable, filler.vetting.run)
+            self._memo = Memo(
+                self.dataset,
+                store,
+                table,
+                filler.random_states,
+                self._disable,
+                filler.vetting.run,
+                self.split.kinds,
+            )
         return self.split.memo.root.run(self._memo, call_of(self.dataset.__getitem__, (index,), {}))
 
     def _without_cache(self, indices: Sequence[Index]) -> list[Sample]:

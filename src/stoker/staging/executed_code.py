@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import logging
 import multiprocessing
 import os
 import random
@@ -53,6 +54,7 @@ NATIVE_RANDOM = {  # by name: types of the objects that they belong to
     "spawn": ("Generator", "BitGenerator", "PCG64", "MT19937", "Philox", "SFC64", "SeedSequence"),  # NumPy's
 }
 CLOCKS: dict[object, str] = {
+    print: "print",  # for some samples with a text, for others perhaps without one
     id: "id",
     hash: "hash",
     os.getpid: "os.getpid",
@@ -74,14 +76,24 @@ STORES = {
     if (name := f"{verb}_{what}") in dis.opmap
 }
 UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # based on the clock
-# Functions that tell the user's code which process or thread it runs in.
+# Functions that tell the user's code which process or thread it runs in, or answer from a state that has no value to
+# compare.
 PROCESS = {
+    logging.log.__code__: "logging.log",  # with a level that may be another for each sample
+    logging.Logger.log.__code__: "Logger.log",
+    linecache.getline.__code__: "linecache.getline",
+    linecache.getlines.__code__: "linecache.getlines",
     multiprocessing.current_process.__code__: "multiprocessing.current_process",
+    multiprocessing.parent_process.__code__: "multiprocessing.parent_process",
     threading.current_thread.__code__: "threading.current_thread",
     threading.active_count.__code__: "threading.active_count",
     threading.enumerate.__code__: "threading.enumerate",
 }
+PRINTS = {"print", "logging.log", "Logger.log"}  # among what is asked: perhaps for some samples only
 SEEDS = random.Random.seed.__code__
+# Methods that read the state of a generator, which draws change, and modules that have such generators.
+READ_STATE = {"initial_seed", "get_rng_state", "get_state", "getstate"}
+RANDOM_MODULES = {"random", "torch", "np", "numpy"}
 
 
 class WorkerInfo:
@@ -189,6 +201,9 @@ class Executed:
         if code in self._run:
             return
         self._run.add(code)
+        read = READ_STATE.intersection(code.co_names)
+        if read and is_users_code(code) and not RANDOM_MODULES.isdisjoint(code.co_names):
+            self._ask(min(read))
         self._note(code, frame.f_globals)
         if bound is self._dataset or isinstance(bound, Dataset):
             self._note_changes(frame, first, bound)

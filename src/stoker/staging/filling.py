@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,12 +24,13 @@ from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
 from . import branches
+from .aliases import refuse_aliases
 from .change_watch import STALE, CheckSchedule
 from .library_objects import Held
 from .plan import Unplanned
 from .split import Split
 from .store.decode import layout, stored_copy
-from .store.encode import CacheError, take
+from .store.encode import CacheError, take_known
 from .store.store import Store
 from .store.tables import Samples
 from .verify import own_attributes
@@ -41,6 +42,12 @@ ONE_IN, BY_CHANCE = 8, 4
 MOST_RESTORED = 100_000  # items of a container that a library's object holds
 MADE_AGAIN = 16  # samples that are made again by a process with another number of native threads
 RUNS_OF_RARE = 8  # more runs of a sample that differs from what was served
+
+
+class Failed(NamedTuple):
+    """Stands for a sample that could not be made."""
+
+    error: Exception
 
 
 MadePart = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds to make it
@@ -93,6 +100,7 @@ class Filler:
         self.part_s = 0.0  # time per sample of the last batch; 0.0 until one was made
         self._without_part: set[int] = set()  # samples that draw random numbers, or take another path through the code
         self._unstored: set[int] = set()  # samples of this batch that are used, and not stored
+        self._were_in_order = False  # the samples of this batch were made in their order, as a whole
         self._vetted_alone: set[frozenset[int]] = set()  # branches of batches that were then vetted sample by sample
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
         self.comparison = CheckSchedule()
@@ -140,6 +148,8 @@ class Filler:
             return None
         if states is not None and not watch_each and states.moved():
             self._watch_each = True  # from now on, this process checks after each sample whether it drew random numbers
+            if self._is_whole and self._were_in_order:
+                return fetched | {k: value for k, (value, _) in parts.items()}  # one of them drew, as it should
             states.restore()
             parts = self._parts(store, indices, where, misses, states)
         if self._too_many_draw():
@@ -175,7 +185,7 @@ class Filler:
         size = 0
         began = time.thread_time_ns() - keep_ns
         for k, (part, _) in parts.items():
-            if int(indices[k]) % self._samples in self._without_part | self._unstored:
+            if int(indices[k]) % self._samples in self._without_part | self._unstored or type(part) is Failed:
                 continue
             size += self._take(taken, store, int(indices[k]) % self._samples, part)
             if size > STORED_AT_ONCE:
@@ -186,13 +196,23 @@ class Filler:
 
     def _take(self, taken: Samples, store: Store, i: int, part: Sample) -> int:
         """Takes a part apart for the store. Returns its bytes."""
+        kinds = None if self._split is None else self._split.kinds
         try:
-            type_spec, leaves = take(part, self._is_whole, store.medium.pickles)
+            if self._split is not None:
+                refuse_aliases(part, self._dataset)
+        except CacheError:
+            self._without_part.add(i)
+            return 0
+        try:
+            found = take_known(part, kinds, self._is_whole, store.medium.pickles)
         except CacheError as e:
             self._disable(str(e))
             return 0
-        taken[i] = type_spec, leaves
-        return sum(x.nbytes for x in leaves)
+        if found is None:
+            self._without_part.add(i)
+            return 0
+        taken[i] = found
+        return sum(x.nbytes for x in found[1])
 
     def _parts(
         self,
@@ -204,6 +224,8 @@ class Filler:
     ) -> dict[int, MadePart]:
         """Makes deterministic parts by position. Omits samples that have none or fail, and those that another process
         has stored meanwhile. ``states``: compared after each sample; None: not compared."""
+        self._were_in_order = False
+        asked = len(misses)
         misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
         if get_many is not None:
@@ -218,6 +240,7 @@ class Filler:
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
         branches.begin()
         made = self.by_threads([indices[k] for k in misses]) if states is None else {}
+        self._were_in_order = not made and len(misses) == asked  # the others are made after these
         if self.vetting.new():  # threads record branches in one place: which sample took a new one is unknown
             made = {}
         parts = {k: made[at] for at, k in enumerate(misses) if at in made}
@@ -235,16 +258,23 @@ class Filler:
         """Makes what ``_parts`` returns, one after the other; last, what another process has begun to make."""
         parts: dict[int, MadePart | None] = {}
         postponed: list[int] = []
+        # A whole sample may draw, and may fail, in its turn.
+        begun = (store.is_begun(int(indices[k]) % self._samples) for k in misses)
+        self._were_in_order &= self._is_whole and not any(begun)
         for group in (misses, [] if self.leaves_begun else postponed):
             for k in group:
                 i = int(indices[k]) % self._samples
                 where[k] = store.location(i)
                 if where[k]:
                     continue
-                if group is misses and not self._in_turn and store.is_begun(i):
+                if group is misses and not (self._in_turn or self._were_in_order) and store.is_begun(i):
                     postponed.append(k)
-                else:
-                    parts[k] = self._part(indices[k], states)
+                    continue
+                parts[k] = part = self._part(indices[k], states)
+                if part is not None and type(part[0]) is Failed:
+                    return parts  # the script gets the error, and no later sample of this batch
+                if states is not None and self._were_in_order and states.moved():
+                    states = self.random_states()
         return parts
 
     def _may_keep_together(self, samples: Sequence[Sample], make: Callable[[], object], took_s: float) -> bool:
@@ -275,42 +305,50 @@ class Filler:
         """Makes the deterministic part of a sample; None if it has none. Restores the random states. ``vets``: vets new
         branches, which only one thread can; otherwise they stay marked."""
         began = time.perf_counter_ns()
-        self._begin(int(index) % self._samples)
-        value, failed, unplanned = None, False, False
-        may_be_kept = True
+        i = int(index) % self._samples
+        self._begin(i)
+        value, may_be_kept, unplanned = None, True, False
+        is_in_order = vets and self._were_in_order
         try:
-            value, may_be_kept = self._vetted_part(index) if vets else (self._prepare(index), True)
+            value, may_be_kept = self._vetted_part(index, vets)
         except Unplanned:
-            unplanned = True
-        except Exception:  # the dataset's own code must raise it, from the random states that it would have had
-            failed = True
+            unplanned, is_in_order = True, False
+        except Exception as e:
+            return self._failed(e, before, is_in_order)
         took = time.perf_counter_ns() - began
-        moved = set(before.moved()) if before is not None else set()
-        may_move = self._may_move
+        moved = set() if before is None else set(before.moved())
         # When made in turn it is used but not stored: what it changed must not change twice.
-        in_turn = self._in_turn and not (failed or unplanned or may_move)
-        if before is not None and moved and not in_turn:
+        in_turn = self._in_turn and not (unplanned or self._may_move)
+        if before is not None and moved and not (in_turn or is_in_order):
             before.restore(moved)
-        if failed:
-            return None
-        if not (unplanned or not may_be_kept or moved - may_move):
+        if not unplanned and may_be_kept and not moved - self._may_move:
             return value, took
         # A whole sample is used, too: whatever it did, a second run would do again.
-        is_used = in_turn or (self._is_whole and not unplanned and not moved)
-        self._leave_out(int(index) % self._samples, in_turn, is_used)
+        is_used = in_turn or is_in_order or (self._is_whole and not unplanned and not moved)
+        self._leave_out(i, in_turn, is_used)
         return (value, took) if is_used else None
 
-    def _vetted_part(self, index: Index) -> tuple[Sample, bool]:
-        """Makes the deterministic part of a sample, and says whether it may be kept."""
-        if owns_global_generators() and self._split is not None:
-            return self.vetting.run(lambda: self._prepare(index))
-        return self._prepare(index), True
+    @staticmethod
+    def _failed(error: Exception, before: RandomState | None, is_in_order: bool) -> MadePart | None:
+        """What stands for a sample that raised an error. None: the dataset's own code must raise it, from the same
+        random states."""
+        if is_in_order:
+            return Failed(error), 0
+        if before is not None:
+            before.restore()
+        return None
 
     def _leave_out(self, i: int, in_turn: bool, is_used: bool) -> None:
         if in_turn or not self.vetting.is_postponed:
             self._without_part.add(i)
         if is_used:
             self._unstored.add(i)
+
+    def _vetted_part(self, index: Index, vets: bool) -> tuple[Sample, bool]:
+        """Makes the deterministic part of a sample, and says whether it may be kept."""
+        if vets and owns_global_generators() and self._split is not None:
+            return self.vetting.run(lambda: self._prepare(index))
+        return self._prepare(index), True
 
     @property
     def _may_move(self) -> set[str]:

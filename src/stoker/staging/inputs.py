@@ -76,7 +76,7 @@ GLOBALS = "dataset[1]['"  # how the paths of global variables, and of members of
 MODULE_NAMES = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__", "__file__"})
 ENVIRONMENT = frozenset({"environ", "getenv", "environb", "expandvars", "expanduser"})
 BY_NAME = frozenset({"getattr", "vars", "__dict__"})
-LOGGERS = frozenset({"getLogger", "isEnabledFor", "getEffectiveLevel", "hasHandlers"})
+LOGGERS = frozenset({"logging", "getLogger", "isEnabledFor", "getEffectiveLevel", "hasHandlers"})
 GRADIENTS = frozenset({"is_grad_enabled", "requires_grad", "requires_grad_", "backward", "autograd"})
 READ_ENVIRONMENT = {  # by id: what reads the environment under whatever name
     id(getattr(module, name))

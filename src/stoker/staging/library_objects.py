@@ -140,7 +140,7 @@ def library_settings() -> tuple[object, ...]:
     filters = [f for f in warnings.filters if f[2] is not StokerWarning]
     raising = [k for k, f in enumerate(filters) if f[0] == "error"]
     raised = [str(f) for f in filters[: max(raising, default=-1) + 1]]
-    place = time.tzname, locale.setlocale(locale.LC_ALL)
+    place = time.tzname, time.timezone, os.environ.get("TZ"), locale.setlocale(locale.LC_ALL)
     of_torch = str(torch.get_default_dtype()), str(torch.get_default_device()), precision, casts, is_deterministic
     return *of_torch, *map(str, texts), flushes_denormals, raised, place, sys.getrecursionlimit(), *found
 

@@ -16,7 +16,7 @@ import pathlib
 import time
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -30,7 +30,7 @@ from .change_watch import STALE, CheckSchedule
 from .plan import PlanNode, PreparedState, Unplanned, nodes_in
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, rewritten
 from .source import rebound
-from .store.encode import CacheError, take
+from .store.encode import CacheError, take_known
 from .store.memory import MemoryTables
 from .store.store import Gone, Store
 from .users_code import is_library_class
@@ -61,6 +61,7 @@ class CallKey(NamedTuple):
     owner: str  # the object to which the method is bound, by ``names_of``; or a native function's module
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...]
+    defaults: tuple[object, ...] = ()  # of a function that is no attribute of its module, such as a lambda in a list
 
 
 MemoKey = SiteKey | CallKey
@@ -270,7 +271,9 @@ class Memo:
         save_random: Callable[[], RandomState],
         on_problem: Callable[..., None],
         vetted: Callable[[Thunk], tuple[Value, bool]],
+        kinds: Set[str],
     ) -> None:
+        self._kinds = kinds  # of values in results that may be stored: see ``take_known``
         self._vetted = vetted  # makes a call, and says whether its result may be cached
         self.names = names_of(dataset)
         self._store = store  # by number of key
@@ -296,13 +299,14 @@ class Memo:
         cpu = time.thread_time_ns()
         if not store.usable or not may_be_kept or before.moved():
             return out  # it draws random numbers after all, so it is never cached
-        number = self._table.find(key, claim=True)
-        if number >= 0:
-            try:
-                taken = take(out, pickles=store.medium.pickles)
-                store.admit({number: taken}, keep_ns + time.thread_time_ns() - cpu)
-            except CacheError as e:
-                self._on_problem(str(e))
+        try:
+            taken = take_known(out, self._kinds, pickles=store.medium.pickles)
+        except CacheError as e:
+            self._on_problem(str(e))
+            return out
+        number = -1 if taken is None else self._table.find(key, claim=True)
+        if number >= 0 and taken is not None:
+            store.admit({number: taken}, keep_ns + time.thread_time_ns() - cpu)
         return out
 
     def _differs(self, key: MemoKey, call: Thunk, at: int) -> bool:
@@ -335,7 +339,12 @@ def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
         return None  # it may refer to a different variable each time
     code = getattr(called, "__code__", None)
     line = 0 if code is None else code.co_firstlineno
-    return CallKey(called.__module__, called.__qualname__, line, name, args, tuple(sorted(kwargs.items())))
+    defaults: tuple[object, ...] = ()
+    if isinstance(called, types.FunctionType) and "<" in called.__qualname__:
+        defaults = (*(called.__defaults__ or ()), *sorted((called.__kwdefaults__ or {}).items()))
+        if not is_small(defaults):
+            return None
+    return CallKey(called.__module__, called.__qualname__, line, name, args, tuple(sorted(kwargs.items())), defaults)
 
 
 def names_of(dataset: MapDataset) -> dict[int, str]:

@@ -7,6 +7,7 @@ checks after each whether a generator has advanced.
 from __future__ import annotations
 
 import ast
+import contextlib
 import time
 import types
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from .plan import loop, only_item
 from .source import NoSource, compiled_like, constant, helper_call
 from .syntax import Position, blocks_of, calls_in, first_param, is_generator, is_setup, root_of
 from .unroll import tree_for
+from .users_code import is_library_class
 
 
 class Moved(NamedTuple):
@@ -45,6 +47,7 @@ class Recorder:
         self.first: Moved | None = None  # what first advanced a generator; None so far
         self.plain: set[tuple[int, int]] = set()  # line and column of subscripts of lists, dicts and arrays
         self.contexts: set[Position] = set()  # ``with`` statements whose context is more than a resource to close
+        self.stacks: set[Position] = set()  # those of an ``ExitStack``, which the tail cannot enter again
         self.elapsed = 0.0  # seconds until a generator advanced, without the time for checking
         self._has_moved = has_moved  # whether a generator has advanced since the function was called
         self._stop_at = stop_at
@@ -75,7 +78,9 @@ class Recorder:
 
     def context(self, position: Position, value: object) -> object:
         """Reports the value that a ``with`` statement enters."""
-        if not hasattr(value, "close"):
+        if isinstance(value, (contextlib.ExitStack, contextlib.AsyncExitStack)):
+            self.stacks.add(position)
+        elif not hasattr(value, "close") or not is_library_class(type(value)):  # the user's may suppress errors
             self.contexts.add(position)
         return value
 

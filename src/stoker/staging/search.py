@@ -7,6 +7,7 @@ which ``verify`` tests; ``weaker_plans`` are the next guesses, each of which cac
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import types
@@ -25,8 +26,9 @@ from .probe import Moved, Reached, Recorder, probed
 from .samples import TrialSamples
 from .source import NoSource, known_tree
 from .stages import place_of
-from .syntax import Position
+from .syntax import Position, first_param, local_variables, names_read, params_of
 from .unroll import SELF, has_unrollable, tree_for
+from .users_code import is_users_code
 
 DEPTH = 8  # nesting depth of calls in which a cut may continue
 WORTH_S = 50e-6  # minimum time before the first draw in a call for the cut to continue inside it
@@ -103,6 +105,9 @@ class PlanSearch:
         if depth < DEPTH and seen.elapsed < WORTH_S:
             return None  # it draws at once: almost nothing to cache
         position, number = seen.first
+        for stack in sorted(seen.stacks):
+            if position[: len(stack)] == stack and len(position) > len(stack):
+                position, number = stack, None
         plain, entered = frozenset(seen.plain), frozenset(seen.contexts)
         where = cut._replace(position=position, call=number, plain=plain, entered=entered)
         where, earlier_change = before_state_changes(callee, where)
@@ -146,6 +151,8 @@ class PlanSearch:
 
     def _slice(self, call: Call, found: Items, depth: int) -> PlanNode | None:
         """Counts a container's deterministic transforms: runs each twice, with the container's own code."""
+        if not _is_loop_over_items(call.function):
+            return None
         items, names = found.items, [_label(x) for x in found.items]
         kept = 0
         rest: Call | None = call
@@ -190,6 +197,27 @@ class PlanSearch:
         part = with_items(call.function, attribute, items)
         out = call.with_copied_arguments(self._samples.dataset)._replace(function=part).run()
         return out, self._samples.states().in_order()
+
+
+def _is_loop_over_items(container: object) -> bool:
+    """Whether a container makes the same with its first items, and then with the others, as with all of them: it does
+    not leave the loop early. A user's must do nothing else that depends on the value, such as counting its items."""
+    callee = callee_of(container)
+    tree = None if callee is None else known_tree(callee.fn.__code__)
+    if callee is None or tree is None:
+        return True
+    inside = [x for loop in ast.walk(tree) if isinstance(loop, (ast.For, ast.While)) for x in ast.walk(loop)]
+    if any(isinstance(x, (ast.Break, ast.Return, ast.While)) for x in inside):
+        return False
+    if not is_users_code(callee.fn.__code__):
+        return True
+    values = {*params_of(tree), *local_variables(tree)} - {first_param(tree, callee.is_method)}
+    for x in tree.body:
+        depends = isinstance(x, ast.If) and not values.isdisjoint(names_read([x.test]))
+        if depends or isinstance(x, (ast.Try, ast.Match, ast.AugAssign)):
+            return False
+    returns = [x for statement in tree.body[:-1] for x in ast.walk(statement) if isinstance(x, ast.Return)]
+    return not returns and not any(isinstance(x, (ast.Try, ast.AugAssign)) for x in inside)
 
 
 def _next_call(call: Call, out: object) -> Call | None:

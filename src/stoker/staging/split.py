@@ -72,6 +72,7 @@ class Split:
         self.sample_s = found.sample_s  # seconds for a whole sample
         self.opened = found.opened or {}  # what loading the first sample creates
         self.has_no_effects = found.has_no_effects
+        self.kinds = found.kinds  # of values that a copy does not restore in full, and that the trial has tried
         self.in_turn = found.in_turn  # samples must be made one after the other
         self.files, self.folders = found.files, found.folders
         parse_ahead(found.sources)  # once here instead of in each worker in each epoch

@@ -33,7 +33,7 @@ from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import Call, callee_of
 from .containers import items_of
-from .executed_code import Executed
+from .executed_code import PRINTS, Executed
 from .inputs import Inputs
 from .isolate import classes_unpickled, output_size
 from .own_caches import emptied
@@ -92,6 +92,8 @@ def _made_from(plan: Plan, samples: TrialSamples, reads: set[str]) -> MadeFrom:
 
 
 def _asked(code: Executed) -> str:
+    if code.asks in PRINTS:
+        return f"the part before the cut prints or logs something: it calls {code.asks}"
     return f"the part before the cut asks {code.asks}, which answers differently each time" if code.asks else ""
 
 

@@ -73,6 +73,8 @@ HERE_WAIT_S = 0.0  # for a loader that makes its first epoch without workers: it
 LONG_WAIT_S = 4.0
 MOST_VAIN_S = 2.0  # spent waiting for trials that did not end: a script may recreate its dataset each epoch
 MOST_LOST = 3  # trials that did not end before the script dropped their datasets
+# Functions whose answer depends on the process that makes a sample.
+ASK_FOR_PROCESS = {"get_worker_info", "parent_process", "current_process", "getpid", "getppid", "get_num_threads"}
 FEW_DATASETS = 4  # any more are tried later
 TRIAL_SHARE = 0.1  # if trials took more of the time so far
 TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a worker would have to copy
@@ -421,8 +423,9 @@ def _why_alone(loader: LoaderLike) -> str:
     if handle:
         return f"{handle}, which several processes would have to share"
     functions = functions_of(*given_workers.made_from(loader))
-    asks = any("get_worker_info" in names_in(original(f.__code__))[1] for f in functions)
-    return "samples may depend on the number of workers, which get_worker_info() tells" if asks else ""
+    named = set().union(*(names_in(original(f.__code__))[1] for f in functions))
+    asked = min(ASK_FOR_PROCESS & named, default="")
+    return f"samples may depend on the process that makes them, which {asked}() tells" if asked else ""
 
 
 def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:

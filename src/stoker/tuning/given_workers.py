@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import time
 import warnings
@@ -20,6 +21,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
+from torch.utils.data import RandomSampler
 
 from ..core.compare import equal_bits
 from ..core.random_state import RandomState
@@ -40,7 +42,7 @@ from .cached_epochs import WORTH, Epoch
 
 UNSEEN = "an epoch without workers must first show whether loading batches draws random numbers"
 EFFECTS = "some samples change or print something"
-DREW = "some samples draw random numbers"
+DREW = "some samples draw random numbers, or hold objects that a worker can only send as copies"
 TRIED = 16  # samples made with one thread and with several
 FIRST_TRIED = 4  # no more than these if no other thread takes part in making them
 OTHERS_SHARE = 0.1  # of processor time, from which on other threads take part
@@ -123,10 +125,17 @@ def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
 
 
 def own_sampler(loader: LoaderLike) -> str:
-    """The class of a sampler that is not torch's; "" if all are."""
+    """The class of a sampler that is not torch's, or that draws during the epoch from a generator of the script's; ""
+    if there is none."""
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     own = (x for x in samplers if x is not None and not type(x).__module__.startswith("torch.utils.data."))
-    return next((type(x).__name__ for x in own), "")
+    late = (x for x in samplers if isinstance(x, RandomSampler) and x.generator is not None and _draws_late(x))
+    return next((type(x).__name__ for x in itertools.chain(own, late)), "")
+
+
+def _draws_late(sampler: RandomSampler) -> bool:
+    """Whether a sampler draws more than once in an epoch. The loop may draw from its generator meanwhile."""
+    return sampler.replacement or sampler.num_samples > len(sampler.data_source)
 
 
 def why_other_bits(loader: LoaderLike) -> str:

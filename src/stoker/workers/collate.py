@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..transport.thread_slots import HeapWriter
 
 CollateMap: TypeAlias = dict[type | tuple[type, ...], Callable[..., Batch]]
-_stock = torch_collate.default_collate_fn_map[torch.Tensor]
+_stock: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn  # the user may have put another into the map
 _here = threading.local()
 
 
@@ -36,7 +36,7 @@ def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | Non
     """Calls torch's own function, except in worker threads that have a slot."""
     collate = getattr(_here, "collate", None)
     stack = _stock if collate is None else collate.stack
-    return stack(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+    return stack(batch, collate_fn_map=collate_fn_map)
 
 
 def sample_size(sample: Sample) -> tuple[int, int]:
@@ -93,7 +93,8 @@ class SlotCollate:
         self.fn = collate_fn
         self.writer = writer
         self._batched = batched
-        self._exact = collate_fn is torch_collate.default_collate
+        stacks = torch_collate.default_collate_fn_map[torch.Tensor] in (_stock, _dispatch)
+        self._exact = collate_fn is torch_collate.default_collate and stacks
         self.expected = 0
         self.spent_ns = 0
 
@@ -135,7 +136,7 @@ class SlotCollate:
                     return out.contiguous()
             except Exception:
                 pass
-        return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+        return _stock(batch, collate_fn_map=collate_fn_map)
 
     def select(self, tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
         """Returns these rows of each table, in the slot if there is one."""

@@ -111,9 +111,14 @@ def put_back(fetcher: Any, state: JsonObject) -> None:
         fetcher.ended = True
 
 
+OWN_COLLATE = (torch_collate.__name__, SlotCollate.__module__)  # modules of functions that the map should hold
+
+
 def is_plain(collate_fn: object) -> bool:
-    """Whether a collate function is torch's, which draws no random numbers."""
-    return collate_fn in (torch_collate.default_collate, torch_collate.default_convert)
+    """Whether a collate function is torch's, which draws no random numbers and calls no function of the user's."""
+    if collate_fn is torch_collate.default_collate:
+        return all(fn.__module__ in OWN_COLLATE for fn in torch_collate.default_collate_fn_map.values())
+    return collate_fn is torch_collate.default_convert
 
 
 def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
@@ -219,5 +224,6 @@ def batches(
         assert inner is not None
         make, subset = inner, dataset
         return lambda indices: make([subset.indices[i] for i in indices])
-    made: Callable[[list[Index]], Batch] = dataset._stoker_batches(collate, select, fn is torch_collate.default_collate)
+    is_default = fn is torch_collate.default_collate and is_plain(fn)
+    made: Callable[[list[Index]], Batch] = dataset._stoker_batches(collate, select, is_default)
     return made

@@ -121,7 +121,7 @@ class WorkerSpec:
     places: tuple[ShardStart, ...] = ()  # where each part started, if parts were redistributed among the ranks
     ranks: tuple[int, int] = (0, 1)  # rank of the training process, and number of ranks
     late: LateDataset | None = None  # may later replace the dataset; None: nothing will
-    drew: SharedFlag | None = None  # raised when making a batch moved a random generator; None: nobody asks
+    drew: SharedFlag | None = None  # raised if a batch draws or is not data; None: nobody asks
     # the workers may serve later iterators, for each of which they begin anew; see ``loader.kept_workers``
     kept: bool = False
     # eventfd(2), a semaphore with a token for each worker while they wait for the loader's next iterator; -1: none

@@ -14,6 +14,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.filesystems import reopen
+from ..core.nested import is_data
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.generators import Found
@@ -251,7 +252,10 @@ class TaskRunner:
             if self._fetcher.guard is not None:
                 self._begin_guard(self._fetcher.guard, epoch, number)
             with self._noting_draws():
-                return self._fetcher.run(indices)
+                made = self._fetcher.run(indices)
+            if self.spec.drew is not None and not is_data(made):
+                self.spec.drew.raise_it()
+            return made
         except Exception as e:
             if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
                 self.exhausted = True

@@ -186,6 +186,7 @@ class Layout:
         from PIL import Image
 
         mode, size, info = str(tree[1]), _naturals(tree[2]), ast.literal_eval(tree[3])
+        file_format = None if len(tree) < 5 or tree[4] is None else str(tree[4])
         width, height = size
         if mode == "1":  # eight pixels per byte
             j = self._leaf(_line_bytes(mode, 8) * -(-width // 8) * height)
@@ -197,6 +198,8 @@ class Layout:
             if width and height:
                 image.frombytes(leaves[j])  # makes a copy
             image.info = dict(info)
+            if file_format is not None:
+                image.format = file_format
             return image
 
         return make

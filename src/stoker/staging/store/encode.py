@@ -6,7 +6,7 @@ memory of one process and its workers accepts. Data in a file, in memory shared 
 unpickled.
 
 Not restored: shared memory between two leaves, strides of expanded tensors, read-only flags of arrays, and the file
-from which an image was read (its class and ``format``).
+from which an image was read, with the image's class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import pickle
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import msgspec
@@ -44,8 +44,17 @@ _PICKLED = re.compile(r'\["o","((?:[^"\\]|\\.)*)"\]')  # spec.PICKLED within a t
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
+# Kinds of values taken so far that a copy may not stand for: pickled classes, classes and formats of images, palettes;
+# dicts, which may belong to the dataset.
+kinds_taken: set[str] = set()
+
+
 class CacheError(StokerError, RuntimeError):
     """A cache that cannot be used: damaged, in another format, or for a sample that cannot be stored."""
+
+
+class NotRestored(CacheError):
+    """A value of which a copy would behave differently."""
 
 
 def take(sample: Sample, dense: bool = False, pickles: bool = True) -> tuple[str, list[Leaf]]:
@@ -75,6 +84,18 @@ def take(sample: Sample, dense: bool = False, pickles: bool = True) -> tuple[str
 _last = "[]", "[]"  # the last type: most datasets have only one, and json.dumps takes 10 us
 
 
+def take_known(
+    sample: Sample, kinds: Set[str] | None, dense: bool = False, pickles: bool = True
+) -> tuple[str, list[Leaf]] | None:
+    """As ``take``; None if a copy of the sample may behave differently: it has values of a kind that is not among
+    ``kinds``, which a trial has compared. None for any kind."""
+    kinds_taken.clear()
+    with contextlib.suppress(NotRestored):
+        taken = take(sample, dense, pickles)
+        return taken if kinds is None or kinds_taken <= kinds else None
+    return None
+
+
 def pickled(type_spec: str) -> str:
     """The class of a pickled value in samples of this type; "" if none."""
     found = _PICKLED.search(type_spec)
@@ -92,6 +113,7 @@ def _leaf(out: list[Leaf], data: bytes, *tree: Any) -> Spec:
 
 
 def _take_dict(x: dict[Any, Sample], out: list[Leaf], dense: bool) -> Spec:
+    kinds_taken.add("dict")
     if not all(type(k) in KEY_TYPES for k in x):
         return _pickled(x, out)
     return [spec.DICT, list(x), [_take(v, out, dense) for v in x.values()]]
@@ -133,6 +155,8 @@ def _pickled(x: Sample, out: list[Leaf]) -> Spec:
     file = io.BytesIO()
     try:
         _SamplePickler(file, 5).dump(x)
+    except NotRestored:
+        raise
     except Exception as e:
         raise CacheError(f"a sample has a {type(x).__name__}, which cannot be cached: {e}") from e
     return _leaf(out, file.getvalue(), spec.PICKLED, type(x).__name__)
@@ -140,6 +164,16 @@ def _pickled(x: Sample, out: list[Leaf]) -> Spec:
 
 class _SamplePickler(pickle.Pickler):
     """Pickles tensors as their bytes, which load in 5 us; torch's own format takes 60 us."""
+
+    def persistent_id(self, x: object) -> None:
+        """Called for each object: notes its class."""
+        kind = type(x)
+        if kind in (set, frozenset):
+            again = kind(list(x))  # type: ignore[call-overload]
+            if list(again) != list(x) or sys.getsizeof(again) != sys.getsizeof(x):  # type: ignore[call-overload]
+                raise NotRestored("a sample has a set whose copy would have another order")
+        elif kind not in PLAIN:
+            kinds_taken.add(f"{kind.__module__}.{kind.__qualname__}")
 
     def reducer_override(self, x: object) -> Any:
         if isinstance(x, torch.Tensor) and x.requires_grad:
@@ -203,11 +237,14 @@ def _take_array(a: NDArray[Any], out: list[Leaf], dense: bool) -> Spec:
 def _take_image(image: Any, out: list[Leaf]) -> Spec | None:
     """Encodes a PIL image without a palette whose ``info`` is plain; returns None for any other."""
     if image.mode in ("P", "PA") or "transparency" in image.info:
+        kinds_taken.add(f"palette {getattr(image.palette, 'mode', '')}")
         return None
     info = repr(image.info)
     if _literal(info) != image.info:
         return None
-    return _leaf(out, image.tobytes(), spec.IMAGE, image.mode, list(image.size), info)
+    if image.format is not None:
+        kinds_taken.add(f"{type(image).__name__} {image.format}")
+    return _leaf(out, image.tobytes(), spec.IMAGE, image.mode, list(image.size), info, image.format)
 
 
 @functools.lru_cache(maxsize=64)  # mostly the same for all images of a dataset; parsing takes 30 us

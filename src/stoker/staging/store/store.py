@@ -248,14 +248,14 @@ class Store:
     # -- reading
 
     def find(self, indices: Sequence[Index]) -> NDArray[np.int64] | None:
-        """``where`` for indices that may count from the end; None if the dataset must raise an error for them."""
+        """``where`` for a batch; None if the dataset itself must answer: numbers beyond the samples, which are errors,
+        and negative ones, which a sample may return (``return image, index``)."""
         try:
             numbers = np.array(indices)
         except ValueError:
             return None
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             return None
-        numbers = np.where(numbers < 0, numbers + self.samples, numbers)
         if (numbers < 0).any() or (numbers >= self.samples).any():
             return None
         return self.where(numbers)
