@@ -18,7 +18,7 @@ from ..loader.loader_state import state_of
 from ..sampling import seeding
 from ..workers.faults.policy import Failure
 
-SEED = 0  # for random augmentation, whose draws do not depend on the number of workers, unless it is 0
+SEED = 0  # for random augmentation, whose draws do not depend on the number of workers, unless there are none
 
 
 class Sweep:

@@ -20,7 +20,7 @@ from .packages import is_users
 
 Each = Callable[[torch.Tensor], torch.Tensor]
 Own = Callable[[Any], Any]
-PLAIN = {int, float, str, bytes, bool, type(None), torch.Tensor, np.ndarray}
+PLAIN = {int, float, str, bytes, bool, type(None), torch.Tensor}
 DEPTH = 8  # nesting depth of objects that is searched for tensors
 
 
@@ -59,8 +59,8 @@ def tensors(data: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
 
 
 def is_data(x: object) -> bool:
-    """Whether a copy in another process stands for a value: it holds no object of the user's classes, whose identity
-    the script may ask for (``y is MISSING``), no exception, and no set, whose copy may have another order. Dataclasses,
+    """Whether a copy in another process stands for a value. It holds no object without attributes, whose identity the
+    script may ask for (``y is MISSING``), no exception, and no set, whose copy may have another order. Dataclasses,
     named tuples and members of an ``Enum`` count as data."""
     if isinstance(x, dict):
         return all(map(is_data, x)) and all(map(is_data, dict.values(x)))
@@ -70,12 +70,17 @@ def is_data(x: object) -> bool:
         return False
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
         return all(is_data(getattr(x, f.name, None)) for f in dataclasses.fields(x))
+    if isinstance(x, np.ndarray) and x.dtype == object:
+        return all(map(is_data, x.flat))
     kind = type(x)
-    if kind.__module__ == "builtins" or isinstance(x, (enum.Enum, np.generic)):
+    if kind.__module__ == "builtins" or isinstance(x, (enum.Enum, np.generic, torch.Tensor, str, bytes)):
         return True
+    held = getattr(x, "__dict__", None)
+    if held:  # a batch class of the user's
+        return all(map(is_data, held.values()))
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    return module is not None and file is not None and not is_users(file)
+    return module is not None and (file is None or not is_users(file))
 
 
 def pin_tensor(tensor: torch.Tensor, device: str | None = None) -> torch.Tensor:

@@ -75,8 +75,8 @@ class Session:
         if self._report is None:
             snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
             applied = self._watch.apply and not self._watch.listened
-            patch.end(self._watch)
             Session._is_running = False
+            patch.end(self._watch)
             wall_s = time.monotonic() - self._began
             report = report_of(["watch()"], 0, [snapshot], self._monitor.stop(), wall_s, applied)
             if self._named is not None:

@@ -38,7 +38,7 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
         self._takes_text = False
 
     def on_train_begin(self, args: object, state: object, control: object, **others: object) -> None:
-        self.on_train_end()
+        self._close()  # not ``on_train_end``, which a user's subclass may have replaced
         self._monitor = DataMonitor()
         self._ready = {}
         callbacks = _callbacks(sys._getframe(1))
@@ -78,6 +78,9 @@ class StokerCallback(TrainerCallback):  # type: ignore[misc]
             state.log_history[-1].update(values)
 
     def on_train_end(self, *_: object, **others: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None

@@ -18,6 +18,8 @@ from .store.encode import CacheError
 
 NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
 DESCRIPTIONS = (type, range, np.dtype, torch.dtype, torch.device, pathlib.PurePath, enum.Enum, types.ModuleType)
+PLAIN = {int, float, str, bytes, bool, type(None)}
+FEW, MOST_WORK = 16, 10_000  # arrays compared in pairs; see ``numpy.shares_memory``
 DEPTH = 6  # nesting depth of containers and objects
 IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta)
 
@@ -51,7 +53,7 @@ def refuse_aliases(state: object, dataset: object) -> None:
 
     Repeated references within a pickled object (such as a table row) are fine: ``pickle`` preserves them."""
     seen: dict[int, tuple[object, object]] = {}  # by id: a value, and the pickled object that contains it
-    ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[tuple[int, int], int, Any]] = []
     waiting: list[tuple[object, object]] = [(state, None)]
     while waiting:
         x, holder = waiting.pop()
@@ -66,17 +68,27 @@ def refuse_aliases(state: object, dataset: object) -> None:
         seen[id(x)] = x, holder
         inside: Iterable[object] = ()
         if isinstance(x, (tuple, list, set, frozenset)):
-            inside = x
+            inside = () if PLAIN.issuperset(map(type, x)) else x
         elif isinstance(x, dict):
             inside = x.values()
         elif isinstance(x, (torch.Tensor, np.ndarray)):
-            ranges.append(_range_of(x))
+            ranges.append((_range_of(x), len(ranges), x))
         else:
             inside = getattr(x, "__dict__", {}).values()
             holder = x if holder is None else holder
         waiting += [(value, holder) for value in inside]
-    if any(_overlap(one, other) for one, other in itertools.pairwise(sorted(ranges))):
+    ranges.sort(key=lambda found: found[:2])
+    pairs = itertools.combinations(ranges, 2) if len(ranges) <= FEW else itertools.pairwise(ranges)
+    if any(_overlap(one[0], other[0]) and _share(one[2], other[2]) for one, other in pairs):
         raise CacheError("two variables before the cut share memory")
+
+
+def _share(a: Any, b: Any) -> bool:
+    """Whether two arrays or tensors share an element: ``boxes[:, :4]`` and ``boxes[:, 4]`` do not."""
+    try:
+        return np.shares_memory(np.asarray(a), np.asarray(b), max_work=MOST_WORK)  # type: ignore[arg-type]  # its stubs know two values
+    except Exception:  # too hard to tell, or no array
+        return True
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:

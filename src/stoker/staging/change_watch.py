@@ -91,7 +91,8 @@ class ChangeWatch:
         # The script's process watches the files; workers need not. File stamps are read once.
         self._files = sources(self._before) if torch.utils.data.get_worker_info() is None else None
         self.functions = tuple(self._before.functions.values())  # the user's functions that the cached part may run
-        self._caches = [(fn, fn.cache_info().misses) for fn in self._before.caches]
+        self._calls = [(fn, sum(fn.cache_info()[:2])) for fn in self._before.caches]  # of functions with lru_cache
+        self._cleared: list[str] = []
         self._before.let_go()
         self._next_check = 0.0
         self.forks_are_same = False  # no code of the user runs in a worker between its fork and its first sample
@@ -117,12 +118,12 @@ class ChangeWatch:
         """Describes what has changed, files as of the last look at them. Schedules the next check."""
         began = time.thread_time()  # other processes must not make it look slow
         changes = self._before.changes(self._take(), self._opened)
-        for k, (fn, before) in enumerate(self._caches):
-            misses = fn.cache_info().misses
-            if misses < before:  # what it returns from now on may be new
-                changes.append(f"{fn.__qualname__}.cache_info was filled and is cleared")
-            else:
-                self._caches[k] = fn, misses
+        for k, (fn, before) in enumerate(self._calls):
+            calls = sum(fn.cache_info()[:2])
+            if calls < before:  # what it returns from now on may be new
+                self._cleared.append(f"{fn.__qualname__}.cache_info was filled and is cleared")
+            self._calls[k] = fn, calls
+        changes += self._cleared
         self._took_s = time.thread_time() - began
         self._next_check = time.monotonic() + max(CHECK_S, CHECK_SHARE * self._took_s)
         return changes + [f"{FILE} {path} was modified" for path in self._written]

@@ -309,6 +309,8 @@ class Staged(Wrapper):
         self._watch.forks_are_same = forks_are_same
         changes = self._watch.changes()
         if not changes and len(self.dataset) == self._samples:
+            if self._store is not None:
+                self._store.forget_begun()
             # otherwise nothing was made since the last change: the same epoch was announced twice
             if self.account.filled:
                 self._discards.end_row()
@@ -458,7 +460,9 @@ class Staged(Wrapper):
         locations = where.tolist()
         # Another process may have discarded the cache before this process read anything from it.
         if any(locations) and not (store.ready() and self.is_same(store, indices, locations)):
-            return self._without_cache(indices)
+            if not self._filler.were_in_order:
+                return self._without_cache(indices)
+            locations = [0] * len(locations)  # what was made now has drawn and changed what it should, once
         augment = self._augment
         out = []
         for k, location in enumerate(locations):
@@ -471,7 +475,10 @@ class Staged(Wrapper):
                 out.append(self._whole(indices[k]))
                 continue
             if type(part) is Failed:
-                raise part.error.with_traceback(users_part(part.error.__traceback__))
+                try:
+                    raise part.error.with_traceback(users_part(part.error.__traceback__))
+                finally:
+                    del part, parts, out  # the error's traceback holds this frame
             out.append(part if augment is None else augment(part))
         return out
 

@@ -91,9 +91,8 @@ PROCESS = {
 }
 PRINTS = {"print", "logging.log", "Logger.log"}  # among what is asked: perhaps for some samples only
 SEEDS = random.Random.seed.__code__
-# Methods that read the state of a generator, which draws change, and modules that have such generators.
+# Functions that read the state of a generator, which draws change.
 READ_STATE = {"initial_seed", "get_rng_state", "get_state", "getstate"}
-RANDOM_MODULES = {"random", "torch", "np", "numpy"}
 
 
 class WorkerInfo:
@@ -202,8 +201,11 @@ class Executed:
             return
         self._run.add(code)
         read = READ_STATE.intersection(code.co_names)
-        if read and is_users_code(code) and not RANDOM_MODULES.isdisjoint(code.co_names):
-            self._ask(min(read))
+        if read and is_users_code(code):
+            scope = (frame.f_globals.get(name) for name in code.co_names)
+            of_random = "random" in code.co_names or any(x is random or x is np.random for x in scope)
+            if of_random or not read <= {"get_state", "getstate"}:
+                self._ask(min(read))
         self._note(code, frame.f_globals)
         if bound is self._dataset or isinstance(bound, Dataset):
             self._note_changes(frame, first, bound)

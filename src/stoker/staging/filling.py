@@ -100,7 +100,7 @@ class Filler:
         self.part_s = 0.0  # time per sample of the last batch; 0.0 until one was made
         self._without_part: set[int] = set()  # samples that draw random numbers, or take another path through the code
         self._unstored: set[int] = set()  # samples of this batch that are used, and not stored
-        self._were_in_order = False  # the samples of this batch were made in their order, as a whole
+        self.were_in_order = False  # the samples of this batch were made in their order, as a whole
         self._vetted_alone: set[frozenset[int]] = set()  # branches of batches that were then vetted sample by sample
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
         self.comparison = CheckSchedule()
@@ -148,13 +148,14 @@ class Filler:
             return None
         if states is not None and not watch_each and states.moved():
             self._watch_each = True  # from now on, this process checks after each sample whether it drew random numbers
-            if self._is_whole and self._were_in_order:
+            if self._is_whole and self.were_in_order:
                 return fetched | {k: value for k, (value, _) in parts.items()}  # one of them drew, as it should
             states.restore()
             parts = self._parts(store, indices, where, misses, states)
-        if self._too_many_draw():
+        if not self._too_many_draw():
+            self._store(store, indices, parts, keep_ns)
+        elif not self.were_in_order:
             return None
-        self._store(store, indices, parts, keep_ns)
         return fetched | {k: value for k, (value, _) in parts.items()}
 
     def _fetch(self, store: Store, indices: Sequence[Index], misses: list[int]) -> dict[int, Sample]:
@@ -200,8 +201,7 @@ class Filler:
         try:
             if self._split is not None:
                 refuse_aliases(part, self._dataset)
-        except CacheError:
-            self._without_part.add(i)
+        except Exception:  # CacheError, or whatever the user's objects raise
             return 0
         try:
             found = take_known(part, kinds, self._is_whole, store.medium.pickles)
@@ -209,7 +209,6 @@ class Filler:
             self._disable(str(e))
             return 0
         if found is None:
-            self._without_part.add(i)
             return 0
         taken[i] = found
         return sum(x.nbytes for x in found[1])
@@ -224,7 +223,7 @@ class Filler:
     ) -> dict[int, MadePart]:
         """Makes deterministic parts by position. Omits samples that have none or fail, and those that another process
         has stored meanwhile. ``states``: compared after each sample; None: not compared."""
-        self._were_in_order = False
+        self.were_in_order = False
         asked = len(misses)
         misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
@@ -240,7 +239,8 @@ class Filler:
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
         branches.begin()
         made = self.by_threads([indices[k] for k in misses]) if states is None else {}
-        self._were_in_order = not made and len(misses) == asked  # the others are made after these
+        # Samples without a part are made after these.
+        self.were_in_order = not made and get_many is None and len(misses) == asked
         if self.vetting.new():  # threads record branches in one place: which sample took a new one is unknown
             made = {}
         parts = {k: made[at] for at, k in enumerate(misses) if at in made}
@@ -260,20 +260,20 @@ class Filler:
         postponed: list[int] = []
         # A whole sample may draw, and may fail, in its turn.
         begun = (store.is_begun(int(indices[k]) % self._samples) for k in misses)
-        self._were_in_order &= self._is_whole and not any(begun)
+        self.were_in_order &= self._is_whole and not any(begun)
         for group in (misses, [] if self.leaves_begun else postponed):
             for k in group:
                 i = int(indices[k]) % self._samples
                 where[k] = store.location(i)
                 if where[k]:
                     continue
-                if group is misses and not (self._in_turn or self._were_in_order) and store.is_begun(i):
+                if group is misses and not (self._in_turn or self.were_in_order) and store.is_begun(i):
                     postponed.append(k)
                     continue
                 parts[k] = part = self._part(indices[k], states)
-                if part is not None and type(part[0]) is Failed:
+                if part is not None and type(part[0]) is Failed and not self.leaves_begun:
                     return parts  # the script gets the error, and no later sample of this batch
-                if states is not None and self._were_in_order and states.moved():
+                if states is not None and self.were_in_order and states.moved():
                     states = self.random_states()
         return parts
 
@@ -308,7 +308,7 @@ class Filler:
         i = int(index) % self._samples
         self._begin(i)
         value, may_be_kept, unplanned = None, True, False
-        is_in_order = vets and self._were_in_order
+        is_in_order = vets and self.were_in_order
         try:
             value, may_be_kept = self._vetted_part(index, vets)
         except Unplanned:

@@ -90,7 +90,7 @@ class LatePlan:
         self._length[0] = len(data)  # last: a worker may look at any time
 
     def read(self, dataset: MapDataset) -> MapDataset | None:
-        """Wraps a worker's own dataset in what was published; None if nothing was. Raises any exception."""
+        """Wraps a worker's own dataset in what was published; None if nothing was. May raise any exception."""
         length = int(self._length[0])
         if not length:
             return None

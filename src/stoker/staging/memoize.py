@@ -25,6 +25,7 @@ import numpy as np
 from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Attributes, MapDataset
+from .aliases import refuse_aliases
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, call_of, callee_of, key_of
 from .change_watch import STALE, CheckSchedule
 from .plan import PlanNode, PreparedState, Unplanned, nodes_in
@@ -299,6 +300,10 @@ class Memo:
         cpu = time.thread_time_ns()
         if not store.usable or not may_be_kept or before.moved():
             return out  # it draws random numbers after all, so it is never cached
+        try:
+            refuse_aliases(out, None)
+        except Exception:  # CacheError, or whatever the user's objects raise
+            return out
         try:
             taken = take_known(out, self._kinds, pickles=store.medium.pickles)
         except CacheError as e:

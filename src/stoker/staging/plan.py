@@ -164,15 +164,23 @@ class SliceNode:
     kept: int  # number of cached transforms
     names: list[str] = field(default_factory=list)  # names of its transforms, for reports
     inner: PlanNode | None = None  # node of the next transform, if it is partly deterministic
+    leaves: bool = False  # the container may end its loop early: ``if x is None: return None``
 
     def head(self, call: Call) -> PreparedState:
-        """Runs the first transforms with the container's own code."""
+        """Runs the first transforms with the container's own code. Raises Unplanned if it ends its loop early."""
         attribute, items = self._items(call.function)
         first = items[: self.kept]
+        is_marked = self.leaves and self.inner is None
+        if is_marked:
+            first.append(Boxed)
         if self.inner is not None:
             node, last = self.inner, items[self.kept]
             first.append(lambda *args, **kwargs: Boxed(node.head(Call(last, args, kwargs))))
         out = run_with_items(call.function, attribute, first, *call.args, **call.kwargs)
+        if self.leaves and not isinstance(out, Boxed):
+            raise Unplanned
+        if is_marked:
+            return PART, ONE, out.state
         if isinstance(out, Boxed):
             return PART, INNER, out.state
         if call.kwargs:

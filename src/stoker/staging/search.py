@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterator
 
@@ -26,7 +27,7 @@ from .probe import Moved, Reached, Recorder, probed
 from .samples import TrialSamples
 from .source import NoSource, known_tree
 from .stages import place_of
-from .syntax import Position, first_param, local_variables, names_read, params_of
+from .syntax import Position, first_param, is_name, local_variables, names_read, params_of
 from .unroll import SELF, has_unrollable, tree_for
 from .users_code import is_users_code
 
@@ -151,7 +152,8 @@ class PlanSearch:
 
     def _slice(self, call: Call, found: Items, depth: int) -> PlanNode | None:
         """Counts a container's deterministic transforms: runs each twice, with the container's own code."""
-        if not _is_loop_over_items(call.function):
+        leaves = _leaves_loop(call)
+        if leaves is None:
             return None
         items, names = found.items, [_label(x) for x in found.items]
         kept = 0
@@ -173,7 +175,7 @@ class PlanSearch:
         inner = None if rest is None else self._node(rest._replace(function=items[kept]), depth - 1)
         if isinstance(inner, WholeNode):
             inner = None
-        return SliceNode(kept, names, inner) if kept or inner is not None else None
+        return SliceNode(kept, names, inner, leaves) if kept or inner is not None else None
 
     def _deterministic_result(self, call: Call, attribute: str, item: Transform) -> tuple[object] | None:
         """Runs a container with a single transform. Returns the result; None if it is random or changes the dataset."""
@@ -199,25 +201,50 @@ class PlanSearch:
         return out, self._samples.states().in_order()
 
 
-def _is_loop_over_items(container: object) -> bool:
-    """Whether a container makes the same with its first items, and then with the others, as with all of them: it does
-    not leave the loop early. A user's must do nothing else that depends on the value, such as counting its items."""
-    callee = callee_of(container)
+def _leaves_loop(call: Call) -> bool | None:
+    """Whether a container may end its loop over its items early; None if it may make something else with its first
+    items, and then with the others, than with all of them. A user's must be nothing but a loop like ``x = item(x)``."""
+    callee = callee_of(call.function)
     tree = None if callee is None else known_tree(callee.fn.__code__)
     if callee is None or tree is None:
-        return True
-    inside = [x for loop in ast.walk(tree) if isinstance(loop, (ast.For, ast.While)) for x in ast.walk(loop)]
-    if any(isinstance(x, (ast.Break, ast.Return, ast.While)) for x in inside):
         return False
-    if not is_users_code(callee.fn.__code__):
-        return True
-    values = {*params_of(tree), *local_variables(tree)} - {first_param(tree, callee.is_method)}
-    for x in tree.body:
-        depends = isinstance(x, ast.If) and not values.isdisjoint(names_read([x.test]))
-        if depends or isinstance(x, (ast.Try, ast.Match, ast.AugAssign)):
+    loops = [x for x in ast.walk(tree) if isinstance(x, (ast.For, ast.While))]
+    leaves = any(isinstance(x, (ast.Break, ast.Return)) for loop in loops for x in ast.walk(loop))
+    if leaves and (len(call.args) != 1 or call.kwargs):
+        return None
+    if is_users_code(callee.fn.__code__) and not _only_loops(tree, first_param(tree, callee.is_method)):
+        return None
+    return leaves
+
+
+def _only_loops(tree: ast.FunctionDef, first: str) -> bool:
+    """Whether a function only passes a value through the items of a loop. ``first``: its name for ``self``."""
+    body = [x for x in tree.body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
+    values = {*params_of(tree), *local_variables(tree)} - {first}
+    if not body or not isinstance(body[-1], ast.Return) or not isinstance(body[-1].value, (ast.Name, ast.Tuple)):
+        return False
+    around = body[:-1]
+    while len(around) == 1 and isinstance(around[0], ast.If) and not around[0].orelse:
+        if not values.isdisjoint(names_read([around[0].test])):
             return False
-    returns = [x for statement in tree.body[:-1] for x in ast.walk(statement) if isinstance(x, ast.Return)]
-    return not returns and not any(isinstance(x, (ast.Try, ast.AugAssign)) for x in inside)
+        around = around[0].body
+    if len(around) != 1 or not isinstance(loop := around[0], ast.For):
+        return False
+    if not isinstance(loop.target, ast.Name) or loop.orelse or not values.isdisjoint(names_read([loop.iter])):
+        return False
+    return all(_only_calls(x, loop.target.id, values) for x in loop.body)
+
+
+def _only_calls(statement: ast.stmt, item: str, values: set[str]) -> bool:
+    """Whether a statement is ``x = item(x)``, under a condition that does not depend on ``x``, or ends the loop if
+    there is no value."""
+    if isinstance(statement, ast.If):
+        if re.fullmatch(r"\w+ is None", ast.unparse(statement.test)):
+            return not statement.orelse and all(isinstance(x, (ast.Return, ast.Break)) for x in statement.body)
+        depends = not (values - {item}).isdisjoint(names_read([statement.test]))
+        return not depends and all(_only_calls(x, item, values) for x in (*statement.body, *statement.orelse))
+    value = getattr(statement, "value", None)
+    return isinstance(statement, ast.Assign) and isinstance(value, ast.Call) and is_name(value.func, item)
 
 
 def _next_call(call: Call, out: object) -> Call | None:
@@ -271,9 +298,9 @@ def weaker_plans(node: PlanNode, called: object) -> Iterator[PlanNode]:
 def _weaker(node: PlanNode) -> Iterator[PlanNode]:
     if isinstance(node, SliceNode):
         if node.inner is not None and node.kept:
-            yield SliceNode(node.kept, node.names)
+            yield SliceNode(node.kept, node.names, leaves=node.leaves)
         for k in range(node.kept - 1, 0, -1):
-            yield SliceNode(k, node.names)
+            yield SliceNode(k, node.names, leaves=node.leaves)
     elif isinstance(node, CutNode):
         for key, inner in node.inner.items():
             for other in _weaker(inner):

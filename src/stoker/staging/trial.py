@@ -50,7 +50,7 @@ from .samples import TrialSamples
 from .search import PlanSearch, weaker_plans
 from .source_files import FolderWatch, with_places
 from .stages import Row, cut_of, rows_of
-from .store.encode import CacheError, kinds_taken
+from .store.encode import CacheError, kinds_of
 from .users_code import is_users_module
 from .value_digests import Entry
 from .verify import CHANGES, attribute_of_dataset, changed_name, lies_in, verify
@@ -88,7 +88,7 @@ class TrialResult(NamedTuple):
     may_print: bool = False  # the user's code names functions that print, log or write
     may_draw: bool = False  # the user's code names drawing functions, perhaps not used by each sample
     sources: Sequence[str] = ()  # source files of rewritten functions
-    kinds: frozenset[str] = frozenset()  # of values in the trial's samples: see ``encode.kinds_taken``
+    kinds: frozenset[str] = frozenset()  # of values in the trial's samples: see ``encode.kinds_of``
     compare_s: float = 0.0  # seconds to digest the values that samples may depend on
     begin_s: float = 0.0  # seconds to digest them and to look for files, when a cache begins
     collate_s: float = 0.0  # collate time per sample; 0 if unknown
@@ -145,7 +145,8 @@ def _described(samples: TrialSamples, limit_s: float, changing: Changing) -> Tri
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
     begin_s = time.thread_time() - began
     known = set(sys.modules)
-    found = _found(samples, time.monotonic() + limit_s, changing)
+    with kinds_of() as kinds:
+        found = _found(samples, time.monotonic() + limit_s, changing)
     found = _with_writes(found, samples)
     draws_once = samples.draws and samples.caches  # a cached result may be a drawn number
     is_stateless = not (found.may_write or samples.made or draws_once or samples.varies or iterator_in(dataset))
@@ -173,7 +174,7 @@ def _described(samples: TrialSamples, limit_s: float, changing: Changing) -> Tri
         may_draw=samples.may_draw,
         compare_s=compare_s,
         begin_s=begin_s,
-        kinds=frozenset(kinds_taken),
+        kinds=frozenset(kinds),
         sources=sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten}),
     )
 

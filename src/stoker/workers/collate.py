@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
+from ..core.packages import is_users
 from ..core.types import Batch, Sample
 from ..transport.arena import ALIGN
 from ..transport.messages import INLINE
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
 CollateMap: TypeAlias = dict[type | tuple[type, ...], Callable[..., Batch]]
 _stock: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn  # the user may have put another into the map
 _here = threading.local()
+
+
+def maps_are_own() -> bool:
+    """Whether ``default_collate`` calls no function of the user's: one that the script put into torch's map."""
+    return not any(_is_users(fn) for fn in torch_collate.default_collate_fn_map.values())
+
+
+def _is_users(fn: Any) -> bool:
+    code = getattr(fn, "__code__", None)
+    return code is None or is_users(code.co_filename)
 
 
 def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..core.dataset_tree import without_subsets
 from ..core.types import Batch, Index, JsonObject, Sample
 from ..sampling.stateful import is_stateful, load_into
-from .collate import SlotCollate
+from .collate import SlotCollate, maps_are_own
 from .faults.guard import Ahead, FetchParts, Guard, OnSampleStart
 from .faults.policy import Failure, OnError
 from .gather import RowGather, Select
@@ -111,13 +111,10 @@ def put_back(fetcher: Any, state: JsonObject) -> None:
         fetcher.ended = True
 
 
-OWN_COLLATE = (torch_collate.__name__, SlotCollate.__module__)  # modules of functions that the map should hold
-
-
 def is_plain(collate_fn: object) -> bool:
     """Whether a collate function is torch's, which draws no random numbers and calls no function of the user's."""
     if collate_fn is torch_collate.default_collate:
-        return all(fn.__module__ in OWN_COLLATE for fn in torch_collate.default_collate_fn_map.values())
+        return maps_are_own()
     return collate_fn is torch_collate.default_convert
 
 

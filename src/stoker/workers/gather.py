@@ -17,6 +17,7 @@ from torch.utils.data._utils import collate as torch_collate
 
 from ..core.compare import equal_bits
 from ..core.types import Batch, Index
+from .collate import maps_are_own
 
 Select = Callable[[list[torch.Tensor], torch.Tensor], list[torch.Tensor]]
 _OWN = (TensorDataset.__getitem__, Subset.__getitem__)
@@ -44,7 +45,7 @@ class RowGather:
 
     @staticmethod
     def fits(dataset: object, collate_fn: object, auto_collation: bool) -> bool:
-        if not auto_collation or collate_fn is not torch_collate.default_collate:
+        if not auto_collation or collate_fn is not torch_collate.default_collate or not maps_are_own():
             return False
         stack = torch_collate.default_collate_fn_map[torch.Tensor]
         if (TensorDataset.__getitem__, Subset.__getitem__) != _OWN or stack.__module__ not in _KNOWN:

@@ -153,7 +153,7 @@ class WorkerReply(NamedTuple):
     moved: bool  # the first task of a resumed worker moved its random state
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Result:
     """The answer to one task."""
 

@@ -253,7 +253,7 @@ class TaskRunner:
                 self._begin_guard(self._fetcher.guard, epoch, number)
             with self._noting_draws():
                 made = self._fetcher.run(indices)
-            if self.spec.drew is not None and not is_data(made):
+            if self.spec.drew is not None and not _is_data(made):
                 self.spec.drew.raise_it()
             return made
         except Exception as e:
@@ -300,3 +300,10 @@ class TaskRunner:
         if self.reads is not None:
             cpu_ns += self.reads.take_cpu_ns()
         return (fetcher.fetch_ns if fetcher else 0, fetcher.collate_ns if fetcher else 0, transport_ns, cpu_ns)
+
+
+def _is_data(batch: Batch) -> bool:
+    try:
+        return is_data(batch)
+    except Exception:  # a list that holds itself
+        return False

@@ -85,8 +85,8 @@ class TaskTimer:
             return fetch(fetcher, index)
         finally:
             took, cpu_ns, collate_ns = _now() - began, _cpu_ns() - cpu, int(self._collate_s * 1e9)
-            self._record.done(took)
             self._times.add(self._worker, int(took * 1e9) - collate_ns, collate_ns, cpu_ns)
+            self._record.done(took)
             if before is not None:
                 self._looks -= 1
                 settings["draws"] = bool(before.moved())

@@ -20,7 +20,9 @@ import json
 import pickle
 import re
 import sys
-from collections.abc import Callable, Set
+import threading
+import types
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import msgspec
@@ -44,9 +46,31 @@ _PICKLED = re.compile(r'\["o","((?:[^"\\]|\\.)*)"\]')  # spec.PICKLED within a t
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-# Kinds of values taken so far that a copy may not stand for: pickled classes, classes and formats of images, palettes;
-# dicts, which may belong to the dataset.
-kinds_taken: set[str] = set()
+COMMON_FORMATS = ("JPEG", "PNG", "BMP", "PPM")  # of pictures whose copies have all that they had
+# types of values that a pickle restores in full
+RESTORED = {list, tuple, dict, bytes, bytearray, complex, slice, range, type, np.ndarray, torch.Tensor, torch.Size}
+RESTORED |= {np.dtype, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.ModuleType}
+
+
+class _Kinds(threading.local):
+    """Kinds of values taken so far, in this thread, that a copy may not stand for: pickled classes, formats of images,
+    palettes; dicts, which may belong to the dataset."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+
+
+_kinds = _Kinds()
+
+
+@contextlib.contextmanager
+def kinds_of() -> Iterator[set[str]]:
+    """Collects the kinds of the values that are taken inside the ``with``."""
+    before, _kinds.taken = _kinds.taken, set()
+    try:
+        yield _kinds.taken
+    finally:
+        _kinds.taken = before
 
 
 class CacheError(StokerError, RuntimeError):
@@ -89,10 +113,9 @@ def take_known(
 ) -> tuple[str, list[Leaf]] | None:
     """As ``take``; None if a copy of the sample may behave differently: it has values of a kind that is not among
     ``kinds``, which a trial has compared. None for any kind."""
-    kinds_taken.clear()
-    with contextlib.suppress(NotRestored):
+    with contextlib.suppress(NotRestored), kinds_of() as found:
         taken = take(sample, dense, pickles)
-        return taken if kinds is None or kinds_taken <= kinds else None
+        return taken if kinds is None or found <= kinds else None
     return None
 
 
@@ -113,7 +136,7 @@ def _leaf(out: list[Leaf], data: bytes, *tree: Any) -> Spec:
 
 
 def _take_dict(x: dict[Any, Sample], out: list[Leaf], dense: bool) -> Spec:
-    kinds_taken.add("dict")
+    _kinds.taken.add("dict")
     if not all(type(k) in KEY_TYPES for k in x):
         return _pickled(x, out)
     return [spec.DICT, list(x), [_take(v, out, dense) for v in x.values()]]
@@ -172,8 +195,8 @@ class _SamplePickler(pickle.Pickler):
             again = kind(list(x))  # type: ignore[call-overload]
             if list(again) != list(x) or sys.getsizeof(again) != sys.getsizeof(x):  # type: ignore[call-overload]
                 raise NotRestored("a sample has a set whose copy would have another order")
-        elif kind not in PLAIN:
-            kinds_taken.add(f"{kind.__module__}.{kind.__qualname__}")
+        elif kind not in PLAIN and kind not in RESTORED and not isinstance(x, (type, np.dtype, np.generic)):
+            _kinds.taken.add(f"{kind.__module__}.{kind.__qualname__}")
 
     def reducer_override(self, x: object) -> Any:
         if isinstance(x, torch.Tensor) and x.requires_grad:
@@ -237,13 +260,13 @@ def _take_array(a: NDArray[Any], out: list[Leaf], dense: bool) -> Spec:
 def _take_image(image: Any, out: list[Leaf]) -> Spec | None:
     """Encodes a PIL image without a palette whose ``info`` is plain; returns None for any other."""
     if image.mode in ("P", "PA") or "transparency" in image.info:
-        kinds_taken.add(f"palette {getattr(image.palette, 'mode', '')}")
+        _kinds.taken.add(f"palette {getattr(image.palette, 'mode', '')}")
         return None
     info = repr(image.info)
     if _literal(info) != image.info:
         return None
-    if image.format is not None:
-        kinds_taken.add(f"{type(image).__name__} {image.format}")
+    if image.format is not None and image.format not in COMMON_FORMATS:
+        _kinds.taken.add(f"picture {image.format}")  # which may have more than one frame
     return _leaf(out, image.tobytes(), spec.IMAGE, image.mode, list(image.size), info, image.format)
 
 

@@ -39,7 +39,7 @@ from ...core.types import JsonObject
 from .encode import CacheError
 from .memory import Lock
 
-FORMAT = 4
+FORMAT = 5
 GROWING = ("column-", "heap")  # tables whose disk space is reserved block by block; the others reserve all at once
 LOCK_S = 10.0  # how long to wait for another process's lock when a cache is opened
 PART = ".part"

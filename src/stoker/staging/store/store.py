@@ -241,6 +241,11 @@ class Store:
         if self._begun is not None:
             self._begun[i] = 1
 
+    def forget_begun(self) -> None:
+        """Call when an epoch begins: what was begun and not stored is made again."""
+        if self._begun is not None:
+            self._begun[:] = 0
+
     def is_begun(self, i: int) -> bool:
         """Whether a process has begun to make a sample. It may have ended since."""
         return self._begun is not None and bool(self._begun[i])
