@@ -52,7 +52,7 @@ TRANSCRIPTS = tuple(  # pages that show what commands print: with times in it, s
         "money",
     )
 )
-RESULTS = ROOT / "benchmarks" / "results" / "2026-11-27-two-cores-scripts.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "2026-11-30-two-cores-scripts.jsonl"
 MACHINES = {"versions": "a machine for each pair of versions", "nvidia-h100": "16 cores, one H100"}
 GAINS = {  # scripts in the picture of gains, and what they are
     "pil_compose": "Pillow, transforms\nof one's own",
