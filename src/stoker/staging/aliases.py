@@ -18,7 +18,7 @@ from .store.encode import CacheError
 
 NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
 DESCRIPTIONS = (type, range, np.dtype, torch.dtype, torch.device, pathlib.PurePath, enum.Enum, types.ModuleType)
-PLAIN = {int, float, str, bytes, bool, type(None)}
+PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # exact types: a subclass may have attributes
 FEW, MOST_WORK = 16, 10_000  # arrays compared in pairs; see ``numpy.shares_memory``
 DEPTH = 6  # nesting depth of containers and objects
 IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta)
@@ -86,7 +86,8 @@ def refuse_aliases(state: object, dataset: object) -> None:
 def _share(a: Any, b: Any) -> bool:
     """Whether two arrays or tensors share an element: ``boxes[:, :4]`` and ``boxes[:, 4]`` do not."""
     try:
-        return np.shares_memory(np.asarray(a), np.asarray(b), max_work=MOST_WORK)  # type: ignore[arg-type]  # its stubs know two values
+        most: Any = MOST_WORK  # NumPy's stubs allow two values only
+        return np.shares_memory(np.asarray(a), np.asarray(b), max_work=most)
     except Exception:  # too hard to tell, or no array
         return True
 

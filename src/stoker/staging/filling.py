@@ -129,6 +129,7 @@ class Filler:
         self._asked += len(indices)
         self._begin = store.begin
         self._unstored.clear()
+        self.were_in_order = False
         misses = np.flatnonzero(where == 0).tolist()
         fetched = self._fetch(store, indices, misses)
         misses = [k for k in misses if k not in fetched]

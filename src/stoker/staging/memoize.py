@@ -25,7 +25,7 @@ import numpy as np
 from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Attributes, MapDataset
-from .aliases import refuse_aliases
+from .aliases import PLAIN, refuse_aliases
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, call_of, callee_of, key_of
 from .change_watch import STALE, CheckSchedule
 from .plan import PlanNode, PreparedState, Unplanned, nodes_in
@@ -36,7 +36,6 @@ from .store.memory import MemoryTables
 from .store.store import Gone, Store
 from .users_code import is_library_class
 
-PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # exact types: a subclass may have attributes
 SMALL = (np.generic, pathlib.PurePath)
 FAILURES = 16  # of the first part of a call, in a row; then the call is made as a whole
 LONGEST = 1024  # items of a tuple of arguments; characters of a text that may be drawn
