@@ -139,7 +139,7 @@ def _draws_late(sampler: RandomSampler) -> bool:
 
 
 def why_other_bits(loader: LoaderLike) -> str:
-    """Why workers, which have one native thread each, might make other bits than the script's process; "" if they make
+    """Why workers, in which torch has one thread, might make other bits than the script's process; "" if they make
     the same. A sum, a matrix product or a Fourier transform of torch is divided among threads, so its last bits depend
     on their number. A sum has the same bits by chance in every other sample, so many are compared. Makes them twice,
     which changes nothing where ``why_none`` found no reason."""

@@ -318,7 +318,7 @@ class ManagedDataset:
         return ""
 
     def set_threads_matter(self, matter: bool) -> None:
-        """Sets whether samples may have other bits with one native thread than with those of the script's process."""
+        """Sets whether samples may have other bits with a worker's native threads than with those of the script."""
         self._threads_matter = matter
         for staged in filter(None, (self.staged, self.collated)):
             staged.set_threads_matter(matter)

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core.processes import die_with_parent
-from . import native_threads
 from .handover import Fd, Pickled
 from .process_main import Ends, main
 from .protocol import WorkerSpec
@@ -64,7 +63,6 @@ def serve(control: Fd, spec: Pickled[WorkerSpec], parent: int) -> None:
 
 def _start_workers(link: socket.socket, spec: Pickled[WorkerSpec]) -> None:
     method = _start_method()
-    native_threads.look()
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
     running: dict[int, tuple[int, BaseProcess]] = {}  # by sentinel

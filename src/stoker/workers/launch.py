@@ -19,7 +19,7 @@ from ..core.object_tree import is_filesystem
 from ..core.warn import warn_user
 from ..transport.slots import own_fork
 from ..transport.task_queue import TaskQueue
-from . import native_threads, signals
+from . import signals
 from .can_start import can_start_elsewhere
 from .fork_lock_detector import ForkLockDetector
 from .handover import Fd
@@ -45,7 +45,6 @@ class Launcher:
         self._owner = os.getpid()
         # the interpreter that workers are forked from; None if this process forks them
         self.fork_server: ForkServer | None = None
-        native_threads.look()  # once here, not in each fork
         # finds workers that are deadlocked since they were forked; None if this process does not fork
         self.fork_locks = ForkLockDetector() if processes.method_of(context) == "fork" else None
         if self.fork_locks is not None:

@@ -159,8 +159,7 @@ def thread_oversubscription(stats: LoaderStats) -> RuleFinding | None:
     return RuleFinding(
         stats.share,  # all work of the workers slows down
         {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed},
-        "use one native thread per worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which "
-        "limits them",
+        "use one native thread per worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0)",
     )
 
 
