@@ -571,7 +571,7 @@ def versions(packages: set[str], site: Path) -> dict[str, str]:
     code = (
         "import sys, json, importlib; sys.path.insert(0, sys.argv[1])\n"
         "for name in sys.argv[2:]: importlib.import_module(name)\n"
-        "from stoker.staging.cache_key import versions_of\n"
+        "from stoker.staging.libraries_used import versions_of\n"
         "print(json.dumps(versions_of(sys.argv[2:3])))"
     )
     words = [sys.executable, "-B", "-c", code, str(site), *sorted(packages, reverse=True), "lib_other"]

@@ -1,39 +1,46 @@
-"""What a cache on disk depends on: source files, the code that runs and the data it reads, and library versions.
+"""What a cache on disk depends on: source files, the code that runs and the data it reads, libraries, and the process.
 
-The versions are those of packages that the cached part may use, and of all that these use. Which packages a package
-uses is read from the global variables of its loaded modules. A package that is loaded and not used, say by the model
-only, does not count. A version is not enough: a package may have none, or be changed in place.
+What cannot be compared between two runs is not kept: code that only running finds, results of earlier calls.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import importlib.metadata
 import locale
 import os
 import platform
 import re
 import sys
-import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 
 from ..core.errors import UsageError
+from ..core.marked_code import original
 from ..core.packages import is_users
 from ..core.types import JsonObject
 from .inputs import Inputs
-from .library_objects import file_stamp
+from .libraries_used import installed, settings_of, versions_of
+from .library_objects import file_stamp, files_read, working_folder
 from .source_files import SourceFiles
+from .users_code import names_in
+from .value_digests import lies_in
 
-READ_BY_LIBRARIES = ("TZ", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH_", "LD_")
-FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-ENDS = ("torch", "numpy")  # what else they load depends on the model (torch.compile), and computes no sample
-SKIPPED = frozenset({"builtins", "__main__", "__mp_main__", "stoker", *sys.stdlib_module_names})
+READ_BY_LIBRARIES = ("TZ", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH_", "LD_", "NPY_")
+# Variables that differ between runs and terminals, and of which no sample is made. Hashes have a part of their own.
+OF_A_RUN = re.compile(
+    r"_|PWD|OLDPWD|SHLVL|TERM\w*|COLUMNS|LINES|WINDOWID|DISPLAY|\w*_SOCK|\w*_PID|SSH_\w*|TMUX\w*|STY|XDG_\w*|DBUS_\w*|"
+    r"INVOCATION_ID|JOURNAL_STREAM|LS_COLORS|PYTHONHASHSEED|STOKER_\w*|SLURM_\w*|SLURMD_\w*|PBS_\w*|LSB_\w*|WANDB_\w*|"
+    r"MLFLOW_\w*|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w*|CUDA_VISIBLE_DEVICES|PYTEST_\w*"
+)
+BY_NAME = frozenset({"exec", "eval", "__import__", "globals", "locals"})  # builtins; ``model.eval()`` is another one
+LOADERS = frozenset(
+    {"import_module", "run_path", "run_module", "spec_from_file_location", "exec_module", "load_module", "find_class"}
+    | {"CDLL", "PyDLL", "cdll", "LoadLibrary", "dlopen"}
+)
 
 
 def key_of(
@@ -60,6 +67,36 @@ def key_of(
     }
 
 
+def of_process(inputs: Inputs, base: Path) -> JsonObject:
+    """More parts of the key of a cache that nobody asked for: what any code of the process may read. ``base``: folder
+    of all caches."""
+    variables = sorted((k, v) for k, v in os.environ.items() if not OF_A_RUN.fullmatch(k))
+    return {
+        "environment": _digest((variables, str(sys.flags), working_folder())),
+        "files open for reading": _digest(files_read(inputs.numbers, base)),
+        "installed": _digest(installed()),
+        "settings of libraries": _digest(settings_of(inputs.packages)),
+    }
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def why_not_kept(inputs: Inputs, opened: Collection[str]) -> str:
+    """Why a later run could not tell whether samples are still right; "" if it can. The arguments are those of
+    ``key_of``."""
+    for fn in inputs.functions.values():
+        read, mentioned, _ = names_in(original(fn.__code__))
+        found = (BY_NAME & read) | (LOADERS & mentioned)
+        if found:
+            return f"{fn.__qualname__} uses {min(found)}, so which code runs is known only while it runs"
+    for cache in inputs.caches:
+        if cache.cache_info().currsize:
+            return f"{cache.__qualname__} caches results of calls before the first epoch"
+    return next((why for path, why in inputs.opaque.items() if not lies_in(path, opened)), "")
+
+
 def _native_modules(packages: Collection[str]) -> str:
     """Digest of the stamps of the user's own extension modules, which have no version and may be built again."""
     files = {
@@ -68,7 +105,7 @@ def _native_modules(packages: Collection[str]) -> str:
         if name.partition(".")[0] in packages and (file := getattr(module, "__file__", None))
     }
     natives = sorted(file for file in files if file.endswith(tuple(EXTENSION_SUFFIXES)) and is_users(file))
-    return hashlib.sha256(repr([file_stamp(file) for file in natives]).encode()).hexdigest()[:16] if natives else ""
+    return _digest([file_stamp(file) for file in natives]) if natives else ""
 
 
 def _machine() -> str:
@@ -81,7 +118,7 @@ def _machine() -> str:
     settings = torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled, torch.get_num_threads()
     variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(READ_BY_LIBRARIES))
     found = platform.machine(), flags, settings, variables, locale.setlocale(locale.LC_ALL)
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+    return _digest(found)
 
 
 def name_of(dataset: object) -> str:
@@ -91,84 +128,3 @@ def name_of(dataset: object) -> str:
     if not name:
         raise UsageError("the class of the dataset has no name")
     return name
-
-
-# -- versions of libraries
-
-
-def versions_of(packages: Collection[str]) -> dict[str, str]:
-    """The version of each package, not the user's or Python's own, with a digest of its main file's size and time."""
-    modules = _loaded()
-    return {name: _token(name, modules[name]) for name in sorted(_used(packages, modules))}
-
-
-def _loaded() -> dict[str, list[types.ModuleType]]:
-    """The loaded modules of each library."""
-    out: dict[str, list[types.ModuleType]] = {}
-    for name, module in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        is_library = top not in SKIPPED and isinstance(module, types.ModuleType)
-        if is_library and not ((file := _file(module)) and is_users(file)):
-            out.setdefault(top, []).append(module)
-    return out
-
-
-def _file(module: types.ModuleType) -> str:
-    file = vars(module).get("__file__")
-    return file if isinstance(file, str) else ""
-
-
-def _used(packages: Collection[str], modules: Mapping[str, list[types.ModuleType]]) -> set[str]:
-    """The packages, and all that they use."""
-    out: set[str] = set()
-    waiting = [name for name in packages if name in modules]
-    while waiting:
-        name = waiting.pop()
-        if name not in out:
-            out.add(name)
-            if name in ENDS:
-                continue
-            waiting += (uses_of(name, modules[name]) & modules.keys()) - out
-    return out
-
-
-_known: dict[str, tuple[int, set[str]]] = {}  # by package: how many modules were loaded, and what they use
-
-
-def uses_of(name: str, modules: Collection[types.ModuleType]) -> set[str]:
-    """The packages to which global variables of these modules belong."""
-    count, found = _known.get(name, (0, set()))
-    if count != len(modules):
-        owners: set[object] = set()
-        for module in modules:
-            for value in list(vars(module).values()):
-                kind = type(value)
-                if kind is types.ModuleType:
-                    owners.add(value.__name__)
-                elif kind in FUNCTIONS or issubclass(kind, type):  # not isinstance(), which may run the value's code
-                    owners.add(value.__module__)
-                owners.add(kind.__module__)
-        found = {owner.partition(".")[0] for owner in owners if isinstance(owner, str)}
-        _known[name] = len(modules), found
-    return found
-
-
-def _token(name: str, modules: Collection[types.ModuleType]) -> str:
-    package = next((module for module in modules if module.__name__ == name), None)
-    version, own = "", ""
-    if package is not None:
-        version, own = str(vars(package).get("__version__", "")), _file(package)
-    stamps = []
-    for file in [own] if own else sorted(filter(None, map(_file, modules))):  # a namespace package has no file
-        with contextlib.suppress(OSError):
-            found = os.stat(file)
-            stamps.append((found.st_size, found.st_mtime_ns))
-    digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:8]
-    return f"{version or _version_of_distribution(name) or '?'} ({digest})"
-
-
-@functools.cache
-def _version_of_distribution(name: str) -> str:
-    with contextlib.suppress(Exception):
-        return importlib.metadata.version(name)
-    return ""

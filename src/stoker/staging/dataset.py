@@ -20,7 +20,7 @@ from ..workers.gather import Select
 from ..workers.read_threads import ReadThreads
 from .batches import Batches
 from .branches import Vetted
-from .cache_key import key_of, name_of
+from .cache_key import key_of, name_of, of_process, why_not_kept
 from .callee import call_of
 from .change_watch import ON_MISMATCH, ChangeWatch, Discards, shortly
 from .executed_code import written_by
@@ -196,14 +196,18 @@ class Staged(Wrapper):
             return SourceFiles(self.dataset)
         return SourceFiles(self.dataset, split.folders, split.files, inputs.texts, inputs.functions.values())
 
-    def _key(self, is_kept: bool = False) -> JsonObject:
-        """What a cache on disk depends on. ``is_kept``: nobody asked for this cache, so it must not miss a file."""
+    def _key(self, kept_in: Path | None = None) -> JsonObject:
+        """What a cache on disk depends on. ``kept_in``: folder of all caches, of which nobody asked for this one. So it
+        must not miss anything, and UsageError is raised if it might."""
         split, inputs = self.split, self._inputs(across_runs=True)
         sources = self._source_files(inputs)
-        if is_kept and sources.why_incomplete:
-            raise UsageError(sources.why_incomplete)
         opened, cut = ({}, "") if split is None else (split.opened, str(split.plan.root) if split.plan else "")
-        return key_of(inputs, opened, sources, self._samples, self._cache_key, cut)
+        key = key_of(inputs, opened, sources, self._samples, self._cache_key, cut)
+        if kept_in is None:
+            return key
+        if why := sources.why_incomplete or why_not_kept(inputs, opened):
+            raise UsageError(why)
+        return key | of_process(inputs, kept_in)
 
     # -- a dataset
 
@@ -365,7 +369,7 @@ class Staged(Wrapper):
         """Reads samples of earlier runs from the folder of all caches, and leaves this run's samples there. Returns how
         many were found. ``most``: bytes that all caches may take; ``threads``: native threads with which samples are
         made, 0 for any. Raises UsageError: the inputs have no key; CacheError: others could rename caches there."""
-        key = {**self._key(is_kept=True), "threads": threads}
+        key = {**self._key(kept_in=base), "threads": threads}
         kept = KeptSamples(base, name_of(self.dataset), key, self._samples, most)
         kept.threads, kept.threads_matter = threads, self._threads_matter
         if kept.is_right(self._prepare):

@@ -31,9 +31,11 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN, VALUES, is_filesystem
+from .libraries_used import put_into_libraries
 from .library_objects import (
     BOUND,
     CONTAINERS,
@@ -48,6 +50,7 @@ from .library_objects import (
     token_of_plain,
     working_folder,
 )
+from .source_files import texts_in
 from .users_code import (
     attributes_read,
     constants_in,
@@ -64,6 +67,8 @@ from .users_code import (
 )
 from .value_digests import DATASET, IMPORTED, Entry, ValueDigests, lies_in, readable
 
+TEXTS = frozenset({"str", "PosixPath", "PurePosixPath"})
+MOST_DESCRIPTORS = 1 << 16
 WIDTH = 200  # items of a container that get entries of their own, unless they are plain
 DEPTH = 40  # nesting depth of objects
 SKIPPED_MEMBERS = frozenset(
@@ -140,6 +145,7 @@ class Inputs(ValueDigests):
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that cache their results
         self.packages: set[str] = set()  # libraries whose functions and classes may be used
         self._beside_descriptors: set[str] = set()  # names in code that reads by descriptor: ``os.pread(self.fd, 8)``
+        self._variables: set[str] = set()  # of the environment, which code names
         self._modules: dict[int, set[str]] = {}  # by id of a user's module: names that were looked up in it
         self._classes: set[int] = set()  # ids of classes whose members have been visited
         self._known: dict[type, bool] = {}  # whether a class is the user's
@@ -156,14 +162,27 @@ class Inputs(ValueDigests):
             self.entries["the working folder"] = Entry(working_folder(), working_folder())
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
-        for name, value in (held or {}).items():
+        held = held or {}
+        for name, value in (held | put_into_libraries(self.packages) if across_runs else held).items():
             self._visit(value, f"dataset[1][{name!r}]", DEPTH)
 
     @property
     def texts(self) -> list[str]:
         """Strings among the values: some may name files."""
         found = (entry.digest for entry in self.entries.values())
-        return [d[1] for d in found if isinstance(d, tuple) and len(d) == 2 and d[0] == "str" and isinstance(d[1], str)]
+        pairs = (d for d in found if isinstance(d, tuple) and len(d) == 2)
+        plain = [text for kind, text in pairs if kind in TEXTS and isinstance(text, str)]
+        of_containers = texts_in([x for _, x, _ in self._seen.values() if type(x) in CONTAINERS])
+        return [*plain, *of_containers, *(os.environ[name] for name in sorted(self._variables) if name in os.environ)]
+
+    @property
+    def numbers(self) -> set[int]:
+        """Small integers among the values: some may be descriptors of files."""
+        found = (entry.digest for entry in self.entries.values())
+        plain = {d[1] for d in found if isinstance(d, tuple) and len(d) == 2 and d[0] == "int"}
+        held: list[Held] = [x for _, x, _ in self._seen.values() if type(x) in CONTAINERS]
+        inside = (y for x in held if len(x) <= WIDTH for y in (x.values() if isinstance(x, dict) else x))
+        return {n for n in (*plain, *inside) if type(n) is int and 2 < n < MOST_DESCRIPTORS}
 
     @property
     def objects(self) -> Collection[int]:
@@ -398,6 +417,7 @@ class Inputs(ValueDigests):
         for names in sorted(attributes):
             self._visit_value_of_library(names, scope, depth)
         if mentioned & ENVIRONMENT:
+            self._variables |= mentioned & os.environ.keys()
             self._note_environment()
         if mentioned & LOGGERS:
             self.entries["levels of loggers"] = Entry("levels", levels_of_loggers())
@@ -422,6 +442,7 @@ class Inputs(ValueDigests):
         wanted = set(mentioned & scope.keys())
         if not mentioned.isdisjoint(BY_NAME):
             wanted = set(scope) - MODULE_NAMES
+        wanted |= {"__getattr__"} & scope.keys()
         done = self._modules.setdefault(id(module), set())
         for name in sorted(wanted - done):
             done.add(name)
@@ -482,7 +503,8 @@ class Inputs(ValueDigests):
                 is_skipped = name in SKIPPED_MEMBERS and name not in (self._names or ())
                 if is_skipped or isinstance(value, SLOTS):
                     continue
-                if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
+                is_special = name.startswith("__") and name.endswith("__")
+                if is_special or self._is_read(name) or self._may_be_read(cls, name):
                     self._visit(value, f"dataset[1]['{qualified_name(base)}.{name}']", depth)
 
     def _visit_constructor(self, cls: type, depth: int) -> None:
@@ -500,7 +522,14 @@ class Inputs(ValueDigests):
 
     def _is_read_of(self, x: object, name: str) -> bool:
         """Whether code may read an attribute of an object. Which ones a library reads of its own objects is unknown."""
-        return name == "_value_" or self._is_read(name) or (is_library_class(type(x)) and name not in self._ignored)
+        if name == "_value_" or self._is_read(name):
+            return True
+        return (is_library_class(type(x)) and name not in self._ignored) or self._may_be_read(type(x), name)
+
+    def _may_be_read(self, cls: type, name: str) -> bool:
+        """Between runs, names decide only what is read of a dataset: a rare sample may run code that the trial did not,
+        such as a method that a library calls by its name."""
+        return self._across_runs and not issubclass(cls, Dataset) and name not in self._ignored
 
     # -- digests
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import decimal
+import fcntl
 import locale
 import logging
 import os
@@ -17,7 +18,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,6 +86,20 @@ def stamp_of_descriptor(number: int) -> tuple[object, ...] | None:
     if found is None or not stat.S_ISREG(found.st_mode):
         return ()
     return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino) if found.st_nlink else None
+
+
+def files_read(descriptors: Iterable[int], besides: str | os.PathLike[str]) -> list[tuple[object, ...]]:
+    """Paths and stamps of the files among these descriptors, perhaps, that are open for reading only and do not lie in
+    one folder."""
+    out, others = [], os.path.join(os.path.realpath(besides), "")
+    for number in descriptors:
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{number}")
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            stamp = stamp_of_descriptor(number)
+            if stamp and flags & os.O_ACCMODE == os.O_RDONLY and not path.startswith(others):
+                out.append((path, *stamp))
+    return sorted(out, key=str)
 
 
 def stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:

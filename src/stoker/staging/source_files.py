@@ -46,6 +46,7 @@ SUFFIX_BYTES = 12
 DEPTH = 8  # nesting depth of objects searched for file names
 MOST_FILES = 200_000  # whose stamps are compared, at most
 MOST_FOLDERS = 4_000  # below a named one that are listed, or watched in a trial, at most
+MOST_ABSENT = 200  # named files and folders that do not exist, and may begin to
 MOST_IN_ALL = 64_000  # below named ones
 MOST_COMPARED = 64  # folders of a trial that are compared with each other, at most
 MOST_SEARCHED = 16  # named folders in which other strings are looked up, at most
@@ -159,7 +160,7 @@ class SourceFiles:
         texts: Iterable[str] = (),
         functions: Iterable[types.FunctionType] = (),
     ) -> None:
-        named, named_folders = _named(dataset, (*texts, *_paths_in_code(functions)))
+        named, named_folders, absent = _named(dataset, (*texts, *_paths_in_code(functions)))
         self._files = [*named, *files]
         self._folders: dict[str, Kinds] = {}
         self._beside: dict[str, Kinds] = {}  # by pattern
@@ -172,6 +173,7 @@ class SourceFiles:
                 is_all = (mentioned is None and folder not in general) or ALL in opened
                 kinds = Kinds(is_all, opened if folder in general else opened | (mentioned or set()))
                 (self._beside if f"/{ANY}" in folder else self._folders)[folder] = kinds
+        self._files += absent[:MOST_ABSENT]
         self._trees = _not_too_general(named_folders)
         self.why_incomplete = ""  # why there are more files than these
         self.stamps = self.now()  # of each file when this was made
@@ -214,8 +216,8 @@ class SourceFiles:
         return [path for path, stamp in {**self.stamps, **now}.items() if now.get(path) != self.stamps.get(path)]
 
 
-def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Files and folders named by a dataset's strings, and by ``more``."""
+def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Files, folders, and absolute paths of nothing, named by a dataset's strings and by ``more``."""
     by_kind: dict[str, list[str]] = {"file": [], "folder": [], "": []}
     for text in dict.fromkeys((*more, *texts_in(dataset))):
         by_kind[_kind(text)].append(text)
@@ -231,7 +233,7 @@ def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str]]:
             tries += TRIES_PER_HIT if found else -1
             if found == "file":
                 files.append(path)
-    return files, folders
+    return files, folders, [text for text in by_kind[""] if os.path.isabs(text)]
 
 
 def texts_in(dataset: object) -> Iterator[str]:
@@ -401,7 +403,7 @@ class FolderWatch:
         self._mentioned = _suffixes_mentioned(functions, texts)
         self._names: dict[int, str] = {}
         self._fd = -1
-        files, folders = _named(dataset, texts)
+        files, folders, _ = _named(dataset, texts)
         parents = {os.path.dirname(os.path.abspath(path)) for path in files}
         near = {os.path.dirname(path) for path in parents}  # root/labels of root/images/0.jpg
         here = self._here = os.getcwd()

@@ -7,6 +7,7 @@ import html
 from torch.utils.data import IterableDataset
 
 from ..core.errors import UsageError
+from ..core.marked_code import original
 from ..core.types import Attributes, Index, MapDataset, Sample
 from . import own_caches
 from .change_watch import UNCHANGED, Changing
@@ -18,6 +19,7 @@ from .pure_calls import MemoPlan
 from .source import parse_ahead
 from .stages import Row
 from .trial import TrialResult, find_plan
+from .users_code import names_in
 
 REMEDY = "Name the deterministic part instead: stoker.Staged(dataset, prepare=..., augment=...)"
 LIMIT_S = 30.0  # for the trial
@@ -105,6 +107,12 @@ class Split:
             held |= own_caches.values(self.dataset, plan.own_caches)
             skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
         names = None if of_all else self.reads
+        while across_runs and names is not None:  # a rare sample may call functions that no other does
+            reached = Inputs(self.dataset, names=names, skip=skip, held=held, across_runs=True, digests=False)
+            more = set[str]().union(*(names_in(original(fn.__code__))[1] for fn in reached.functions.values()))
+            if more <= names:
+                break
+            names = names | more
         return Inputs(self.dataset, names=names, skip=skip, held=held, across_runs=across_runs)
 
     def __str__(self) -> str:

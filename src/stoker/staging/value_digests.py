@@ -147,6 +147,8 @@ class ValueDigests(ABC):
                 return self._opaque_entry(path, x)
             return Entry(f"a {type(x).__name__}", ("immutable", id(x)))
         if package in HANDLES:
+            if self._across_runs and "sqlite3" in package:
+                return self._opaque_entry(path, x, "is a connection, which may have functions of its own")
             stamp = stamp_of_handle(x, package)
             self.handles.add(path)
             return Entry(f"a {type(x).__name__}", (type(x).__name__, stamp)) if stamp else self._opaque_entry(path, x)
@@ -211,7 +213,8 @@ class ValueDigests(ABC):
             return Entry(f"a {type(x).__name__}", self._flat(x.getvalue(), plain=True))
         if isinstance(name, (str, bytes)):
             self.handles.add(path)
-            return Entry(f"a file {name!r}", (type(x).__name__, file_stamp(os.fsdecode(name))))
+            how = [getattr(x, attribute, None) for attribute in ("encoding", "errors", "newlines")]
+            return Entry(f"a file {name!r}", (type(x).__name__, *how, file_stamp(os.fsdecode(name))))
         return self._opaque_entry(path, x)
 
     def _bytes_token(self, data: Held) -> bytes:

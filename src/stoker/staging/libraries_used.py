@@ -1,0 +1,185 @@
+"""What a cache on disk depends on in libraries: versions, files, settings, and what the script has put into them.
+
+Libraries are the packages that the cached part may use, and all that these use. Which packages a package uses is read
+from the global variables of its loaded modules. A package that is loaded and not used, say by the model only, does not
+count. A version is not enough: a package may have none, or be changed in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+import sys
+import types
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from ..core.object_tree import PLAIN
+from ..core.packages import is_users
+from .library_objects import Held, file_stamp
+from .users_code import is_users_module
+
+_is_users = functools.cache(is_users)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+ENDS = ("torch", "numpy")  # what else they load depends on the model (torch.compile), and computes no sample
+SKIPPED = frozenset({"builtins", "__main__", "__mp_main__", "stoker", *sys.stdlib_module_names})
+OF_ONE_RUN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as from uuid4()
+WIDTH = 1000  # items of a library's container that are looked at
+
+
+def versions_of(packages: Collection[str]) -> dict[str, str]:
+    """The version of each package, not the user's or Python's own, with a digest of its main file's size and time."""
+    modules = _loaded()
+    return {name: _token(name, modules[name]) for name in sorted(_used(packages, modules))}
+
+
+def _loaded() -> dict[str, list[types.ModuleType]]:
+    """The loaded modules of each library."""
+    out: dict[str, list[types.ModuleType]] = {}
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        is_library = top not in SKIPPED and isinstance(module, types.ModuleType)
+        if is_library and not ((file := _file(module)) and is_users(file)):
+            out.setdefault(top, []).append(module)
+    return out
+
+
+def _file(module: types.ModuleType) -> str:
+    file = vars(module).get("__file__")
+    return file if isinstance(file, str) else ""
+
+
+def _used(packages: Collection[str], modules: Mapping[str, list[types.ModuleType]]) -> set[str]:
+    """The packages, and all that they use."""
+    out: set[str] = set()
+    waiting = [name for name in packages if name in modules]
+    while waiting:
+        name = waiting.pop()
+        if name not in out:
+            out.add(name)
+            if name in ENDS:
+                continue
+            waiting += (uses_of(name, modules[name]) & modules.keys()) - out
+    return out
+
+
+_known: dict[str, tuple[int, set[str]]] = {}  # by package: how many modules were loaded, and what they use
+
+
+def uses_of(name: str, modules: Collection[types.ModuleType]) -> set[str]:
+    """The packages to which global variables of these modules belong."""
+    count, found = _known.get(name, (0, set()))
+    if count != len(modules):
+        owners: set[object] = set()
+        for module in modules:
+            for value in list(vars(module).values()):
+                kind = type(value)
+                if kind is types.ModuleType:
+                    owners.add(value.__name__)
+                elif kind in FUNCTIONS or issubclass(kind, type):  # not isinstance(), which may run the value's code
+                    owners.add(value.__module__)
+                owners.add(kind.__module__)
+        found = {owner.partition(".")[0] for owner in owners if isinstance(owner, str)}
+        _known[name] = len(modules), found
+    return found
+
+
+def _token(name: str, modules: Collection[types.ModuleType]) -> str:
+    package = next((module for module in modules if module.__name__ == name), None)
+    version, own = "", ""
+    if package is not None:
+        version, own = str(vars(package).get("__version__", "")), _file(package)
+    stamps = []
+    for file in [own] if name in ENDS else sorted(filter(None, map(_file, modules))):
+        with contextlib.suppress(OSError):
+            found = os.stat(file)
+            stamps.append((found.st_size, found.st_mtime_ns))
+    digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:8]
+    return f"{version or _version_of_distribution(name) or '?'} ({digest})"
+
+
+@functools.cache
+def _version_of_distribution(name: str) -> str:
+    with contextlib.suppress(Exception):
+        return importlib.metadata.version(name)
+    return ""
+
+
+def installed() -> list[str]:
+    """Stamps of everything that is installed: libraries may import others as they run."""
+    return sorted(str(file_stamp(str(getattr(x, "_path", x)))) for x in importlib.metadata.distributions())
+
+
+# -- what scripts change in libraries
+
+
+def settings_of(packages: Collection[str]) -> list[tuple[str, str, str]]:
+    """Plain global variables of these packages, and containers of plain values among them. Public names in lower case
+    are left out: most are what a loop at the end of an import left behind."""
+    modules = _loaded()
+    found = []
+    for package in sorted(set(packages) & modules.keys() - set(ENDS)):
+        for module in sorted(modules[package], key=lambda module: module.__name__):
+            for name, value in sorted(vars(module).items()):
+                is_setting = name.isupper() or name.startswith("_") or isinstance(value, (bool, dict))
+                if is_setting and not name.startswith("__") and (text := _text_of(value)):
+                    found.append((module.__name__, name, text))
+    return found
+
+
+def _text_of(value: Held) -> str:
+    """A plain value, or the plain ones in a short container, as text; "" if it belongs to one run."""
+    if type(value) in PLAIN:
+        return "" if isinstance(value, str) and OF_ONE_RUN.search(value) else repr(value)
+    return repr(sorted(repr(x) for x in _items(value) if type(x) in PLAIN))  # sets have no order
+
+
+def _items(value: Held) -> list[Held]:
+    """The items of a short container."""
+    with contextlib.suppress(Exception):  # it may change meanwhile
+        if isinstance(value, dict) and len(value) <= WIDTH:
+            return [x for item in dict.items(value) for x in item]
+        if type(value) in (list, tuple, set, frozenset) and len(value) <= WIDTH:
+            return list(value)
+    return []
+
+
+def put_into_libraries(packages: Collection[str]) -> dict[str, Held]:
+    """The user's functions and classes that are found in these packages, what they use, or the standard library:
+    methods that a script has replaced, functions that it has registered. By the name of the place."""
+    out: dict[str, Held] = {}
+    modules = list(sys.modules.items())
+    users = {name for name, module in modules if name == "__main__" or (is_users_module(module) and _file(module))}
+    searched = _used({"torch", "numpy", *packages}, _loaded()) | sys.stdlib_module_names
+    for module_name, module in modules:
+        file = _file(module) if type(module) is types.ModuleType else ""
+        if not file or _is_users(file) or module_name.partition(".")[0] not in searched:
+            continue
+        out |= _of_user(vars(module), module_name, users)
+        for name, value in list(vars(module).items()):
+            if issubclass(type(value), type) and value.__module__ == module_name:
+                out |= _of_user(vars(value), f"{module_name}.{name}", users)
+            elif type(value) in (list, dict, tuple, set):
+                out |= _of_user(dict(enumerate(_items(value))), f"{module_name}.{name}", users)
+    handler = np.geterrcall()
+    return out if handler is None else {**out, "numpy.geterrcall()": handler}
+
+
+def _of_user(values: Mapping[Held, Held], where: str, users: Collection[str]) -> dict[str, Held]:
+    """Functions and classes of modules of the user's among a place's values."""
+    out = {}
+    for name, value in list(values.items()):
+        kind = type(value)
+        if kind is types.FunctionType:
+            file = value.__code__.co_filename  # "<string>" for the methods of dataclasses
+            is_put = value.__module__ in users or (not file.startswith("<") and _is_users(file))
+        else:
+            is_put = issubclass(kind, type) and value.__module__ in users
+        if is_put:
+            out[f"{where}.{name}"] = value
+    return out
