@@ -21,8 +21,10 @@ import abc
 import builtins
 import functools
 import hashlib
+import inspect
 import os
 import pickle
+import re
 import sys
 import types
 import weakref
@@ -68,6 +70,7 @@ from .users_code import (
 from .value_digests import DATASET, IMPORTED, Entry, ValueDigests, lies_in, readable
 
 TEXTS = frozenset({"str", "PosixPath", "PurePosixPath"})
+OF_WRAPPERS = frozenset({"func", "__func__", "__self__", "__wrapped__"})
 MOST_DESCRIPTORS = 1 << 16
 WIDTH = 200  # items of a container that get entries of their own, unless they are plain
 DEPTH = 40  # nesting depth of objects
@@ -137,6 +140,7 @@ class Inputs(ValueDigests):
         prepare for ``keys``, which takes longer; ``digests``: whether values are digested, or only looked through."""
         super().__init__(shared, across_runs, digests)
         self.functions: dict[int, types.FunctionType] = {}  # the user's functions that may run, by id
+        self.called_as: dict[int, set[str]] = {}  # by id of a function: attributes that hold it, or its object
         self._names = names
         self._skip = skip
         self._ignored = ignored
@@ -214,6 +218,7 @@ class Inputs(ValueDigests):
         if path.startswith(GLOBALS):
             self._found_at[path] = id(x)
         self._note_package(x)
+        self._note_name(x, path)
         if id(x) in READ_ENVIRONMENT:
             self._note_environment()
         found = self._leaf(x, path)
@@ -241,6 +246,13 @@ class Inputs(ValueDigests):
             self._add_opaque(path, x, "is nested too deeply")
         except Exception as e:  # a user-defined class whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
+
+    def _note_name(self, x: Held, path: str) -> None:
+        """Notes under which attribute a function, or an object that can be called, is found."""
+        fn = x if isinstance(x, types.FunctionType) else inspect.getattr_static(type(x), "__call__", None)
+        if isinstance(fn, types.FunctionType):
+            names = [name for name in re.findall(r"\.([A-Za-z_]\w*)", path) if name not in OF_WRAPPERS]
+            self.called_as.setdefault(id(fn), set()).update(names[-1:])
 
     def _is_users(self, cls: type) -> bool:
         if cls not in self._known:

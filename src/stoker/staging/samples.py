@@ -361,18 +361,27 @@ class TrialSamples:
         self, names: set[str], special: str = "__", without: Collection[types.FunctionType] = ()
     ) -> Iterator[types.FunctionType]:
         """Yields the user's functions whose names are mentioned, in any branch, by code that may run, and those whose
-        names begin with ``special``. Adds the names that they mention to ``names``."""
-        waiting = [fn for fn in functions_of(self.dataset) if fn not in without]
-        while found := [fn for fn in waiting if fn.__name__ in names or (special and fn.__name__.startswith(special))]:
-            yield from found
-            waiting = [fn for fn in waiting if fn not in found]
-            for fn in found:
+        names begin with ``special``; without ``special``, those that an attribute of such a name holds. Adds the names
+        that they mention to ``names``."""
+        found = Inputs(self.dataset, digests=False)
+        waiting = [fn for fn in found.functions.values() if fn not in without]
+
+        def may_run(fn: types.FunctionType) -> bool:
+            if special and fn.__name__.startswith(special):
+                return True
+            called_as = set() if special else found.called_as.get(id(fn), set())
+            return not names.isdisjoint({fn.__name__, *called_as})
+
+        while run := [fn for fn in waiting if may_run(fn)]:
+            yield from run
+            waiting = [fn for fn in waiting if fn not in run]
+            for fn in run:
                 names |= names_in(original(fn.__code__))[1]
 
     def may_read(self, names: Collection[str], without: Collection[types.FunctionType] = ()) -> set[str]:
         """Names that code mentioning ``names`` may read. Includes names in functions that ran for no sample, because a
         ``cached_property`` runs only once. ``without``: functions of which only parts are cached."""
-        out = set(names)
+        out = {*names, "__getitems__"}  # which loaders call instead of ``__getitem__``
         for _ in self._may_run(out, special="", without=without):
             pass
         return out

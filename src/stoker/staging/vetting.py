@@ -120,6 +120,8 @@ class Vetting:
         is_same = is_same and is_quiet and not code.asks
         if split is None or held is None:
             return is_same, False, []
+        # What it reads must be among what is compared at each epoch: new code may be found under any name.
+        is_same = is_same and (split.reads is None or code.user_names <= split.reads)
         known = {*(plan.stores if plan else ()), *map(_name_in, split.opened)}
         changes = held.changes(split.inputs(of_all=True), split.opened)
         read = [change for change in changes if split.reads is None or _name_in(change) in split.reads]
