@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, Dataset, RandomSampler
 
 import stoker
 from stoker.core.compare import equal_bits
-from stoker.staging import pure_calls
+from stoker.staging import memoize, pure_calls
 from stoker.staging.callee import Call
 from stoker.staging.memoize import Table, call_key, is_small, names_of
 from stoker.staging.rewrite_calls import arguments_before_calls
@@ -81,6 +81,35 @@ class Pair(Samples):
     def __getitem__(self, i: int) -> Any:
         other = int(torch.randint(len(self), ()))
         return self.load_image(i), self.load_image(other), other
+
+
+class WithNone(Pair):
+    def load_image(self, i: int) -> Any:
+        return {"x": super().load_image(i), "mask": None, "again": None}
+
+
+class Aliases(Pair):
+    def load_image(self, i: int) -> Any:
+        x = super().load_image(i)
+        return {"x": x, "same": x}
+
+
+def test_a_result_may_hold_none_and_no_object_twice() -> None:
+    data = stoker.Staged(WithNone())
+    list(stoker.DataLoader(data, batch_size=8, collate_fn=list))
+    assert data.account.filled
+    assert "super().load_image(i)  cached" in str(stoker.Staged(Aliases()).split)  # and not what returns it twice
+
+
+def test_a_call_whose_results_cannot_be_cached_is_only_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = stoker.Staged(Pair())
+    states: list[int] = []
+    monkeypatch.setattr(memoize, "MOST_NOT_KEPT", 10)
+    monkeypatch.setattr(memoize, "take_known", lambda *_, **__: states.append(1))
+    for _ in range(3):
+        list(stoker.DataLoader(data, batch_size=8))
+    assert len(states) <= 20
+    assert not data.account.filled
 
 
 class Path(Samples):

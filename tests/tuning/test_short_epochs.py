@@ -345,5 +345,22 @@ def test_of_hundreds_of_small_datasets_few_are_tried(monkeypatch: pytest.MonkeyP
     assert len(apply._tried_s) <= apply.FEW_DATASETS + 1
 
 
+def test_datasets_of_a_class_that_are_dropped_after_one_epoch_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Task(Data):
+        pass
+
+    monkeypatch.setattr(apply, "TRIAL_SHARE", math.inf)
+    tried: list[Any] = []
+    monkeypatch.setattr(managed_dataset, "start_trial", lambda dataset, *_: tried.append(type(dataset)) or no_process())
+    for k in range(40):
+        list(Loader(Task(float(k)), batch_size=8, shuffle=True))
+    assert tried.count(Task) <= apply.MOST_LOST
+    other, loader = Data(1.0), Loader(Data(2.0), batch_size=8, shuffle=True)
+    for _ in range(2):
+        list(Loader(other, batch_size=8, shuffle=True))
+        list(loader)
+    assert tried.count(Data)  # of another class
+
+
 def no_process() -> Any:
     raise OSError("on purpose")

@@ -57,7 +57,7 @@ def refuse_aliases(state: object, dataset: object) -> None:
     waiting: list[tuple[object, object]] = [(state, None)]
     while waiting:
         x, holder = waiting.pop()
-        if x is dataset:
+        if dataset is not None and x is dataset:
             raise CacheError("a variable before the cut is the dataset itself")
         if isinstance(x, IMMUTABLE) or callable(x):
             continue

@@ -14,7 +14,7 @@ from ..core.compare import equal_bits
 from ..core.fingerprint import Fingerprint
 from ..core.packages import libraries
 from ..core.random_state import RandomState
-from .aliases import share_memory
+from .aliases import refuse_aliases, share_memory
 from .callee import Call, Callee, Thunk, Value, callee_of
 from .containers import items_of
 from .executed_code import PRINTS, Executed, is_closed
@@ -215,6 +215,7 @@ class Checker:
             why = "it prints, logs or writes to a file"
         if not why:
             try:
+                refuse_aliases(first, None)
                 kept = Kept(first)
                 self.nbytes, self.pickled = self.nbytes + kept.nbytes, self.pickled or kept.pickled
             except CacheError as e:

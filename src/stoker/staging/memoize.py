@@ -38,6 +38,7 @@ from .users_code import is_library_class
 
 SMALL = (np.generic, pathlib.PurePath)
 FAILURES = 16  # of the first part of a call, in a row; then the call is made as a whole
+MOST_NOT_KEPT = 100  # results of a call in a row that cannot be cached; then the call is only made
 LONGEST = 1024  # items of a tuple of arguments; characters of a text that may be drawn
 LONGEST_TEXT = 1 << 16  # characters of an argument, whose digest takes 0.2 ms
 
@@ -281,10 +282,13 @@ class Memo:
         self.states = save_random  # saves the random states
         self._on_problem = on_problem  # called with the reason why nothing may be answered from memory any more
         self._comparison = CheckSchedule()
+        self._not_kept = Counter[tuple[object, ...]]()  # results in a row that were not cached, by place of the call
 
     def answer(self, key: MemoKey, call: Thunk) -> Value:
         """Returns the result of a call: a copy of a cached one, or a new one, which is then cached."""
-        store = self._store
+        store, place = self._store, key[:3]
+        if self._not_kept[place] >= MOST_NOT_KEPT:
+            return call()
         number = self._table.find(key, claim=False) if store.usable else -1
         at = store.location(number) if number >= 0 else 0
         if at:
@@ -292,6 +296,7 @@ class Memo:
                 return call()
             with contextlib.suppress(Gone):
                 return store.read(at)
+        self._not_kept[place] += 1
         cpu = time.thread_time_ns()
         before = self.states()
         keep_ns = time.thread_time_ns() - cpu
@@ -311,6 +316,7 @@ class Memo:
         number = -1 if taken is None else self._table.find(key, claim=True)
         if number >= 0 and taken is not None:
             store.admit({number: taken}, keep_ns + time.thread_time_ns() - cpu)
+            del self._not_kept[place]
         return out
 
     def _differs(self, key: MemoKey, call: Thunk, at: int) -> bool:

@@ -27,7 +27,7 @@ import sys
 import time
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import parent_process
 from typing import Any, NamedTuple
@@ -81,6 +81,7 @@ TINY_SAMPLE_S = 100e-6  # faster samples are mostly views of memory, which a wor
 MOST_DATASETS = 8  # remembered at most
 MOST_LEFT_BYTES = 64 << 20  # held by a cached dataset that the script has dropped, in case it makes the same one again
 TOO_MANY_LOST = "the script has dropped other datasets before their trial run had ended"
+USED_ONCE = "the script has dropped other datasets of this class after one epoch"
 TOO_LONG = "trial runs of other datasets took much of the time so far"
 BY_SCRIPT = "; cached batches are loaded in the script's own process where that is faster"
 WORKERS_ON = "STOKER_WORKERS_ON"  # environment variable: a ``worker_method`` with nodes of a cluster
@@ -91,6 +92,7 @@ _datasets: list[ManagedDataset] = []
 _entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader name
 _vain: list[float] = []  # seconds spent waiting for trials that did not end
 _lost: list[int] = []  # an item for each trial that ended because the script dropped its dataset
+_used_once = Counter[type]()  # by class: datasets, not remembered any more, that the script dropped after one epoch
 _tried_s: list[float] = []  # of datasets that are not remembered any more: seconds that the script waited for trials
 _began = [time.monotonic()]  # when the run began
 _released: list[Callable[[], MapDataset | None]] = []  # datasets whose caches were freed
@@ -278,7 +280,7 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     known = _managed(loader)
     known.asked_for += len(loader.dataset)
     known.is_single_pass = _expects_single_pass(loader, known)
-    is_far_away = known.waited_s == 0 and is_far(loader.dataset)
+    is_far_away = known.trial is not None and known.waited_s == 0 and is_far(loader.dataset)
     is_long = loader._dataset_kind != 0 or is_far_away or (bool(why_own_count) and loader.persistent_workers)
     waits_s = LONG_WAIT_S if is_long else WAIT_S if _may_get_workers(loader) else HERE_WAIT_S
     known.begin_epoch(loader)
@@ -327,7 +329,10 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
                 _released.append(known.release())
             gc.collect()  # the parts of a cached dataset refer to each other
         _lost.extend(0 for known in _datasets if known.is_lost)
+        kind = type(without_subsets(asked))
+        once = _used_once[kind] + sum(known.kind is kind and known.was_used_once for known in _datasets)
         why_late = TOO_MANY_LOST if len(_lost) >= MOST_LOST else TOO_LONG if _tries_too_much() else ""
+        why_late = USED_ONCE if once >= MOST_LOST else why_late
         _forget([known for known in _datasets if known.dataset is None] or _datasets[: 1 - MOST_DATASETS])
         known = ManagedDataset(loader, not _is_trying(), why_late)
         _datasets.append(known)
@@ -347,6 +352,7 @@ def _forget(datasets: Sequence[ManagedDataset]) -> None:
     """Ends the trials of datasets that are not remembered any more."""
     for known in datasets:
         known.end_trial()
+        _used_once[known.kind] += known.was_used_once
         _tried_s.append(known.start_s + known.waited_s)
         _tried_s[:-FEW_DATASETS] = [sum(_tried_s[:-FEW_DATASETS])]  # a script may make thousands of datasets
         _datasets.remove(known)

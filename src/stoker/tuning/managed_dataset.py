@@ -68,6 +68,7 @@ class ManagedDataset:
         asked = loader.dataset
         dataset = without_subsets(asked)
         self._dataset = _weakly(dataset)
+        self.kind = type(dataset)
         self._length = len(dataset)
         self._samples = len(asked)  # number that one loader requests
         self._workers = max(1, int(loader.num_workers))
@@ -409,6 +410,12 @@ class ManagedDataset:
     def is_lost(self) -> bool:
         """Whether the script dropped the dataset before its trial had ended."""
         return self.dataset is None and self.trial is not None
+
+    @property
+    def was_used_once(self) -> bool:
+        """Whether the script dropped the dataset, or all loaders of it, after one epoch."""
+        is_dropped = self.dataset is None or not any(loader() is not None for loader in self._loaders)
+        return is_dropped and self.asked_for <= self._samples
 
     @property
     def is_left(self) -> bool:
