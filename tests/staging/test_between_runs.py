@@ -287,3 +287,84 @@ def test_a_module_that_answers_for_names_it_lacks(tmp_path: Path, monkeypatch: p
         exec(code % k, vars(module))
         keys.append(dumps(Staged(data, cache="ram")._key(kept_in=tmp_path), sort_keys=True))
     assert keys[0] == keys[1] != keys[2]
+
+
+class Scale:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = x.exp().log()
+        return x * self.by
+
+
+class Noise:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(64) * self.by
+
+
+class Chain:
+    def __init__(self, *steps: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.steps = list(steps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class Augmented(Dataset[Any]):
+    def __init__(self, prepare: float = 2.0, noise: float = 0.1) -> None:
+        self.prepare, self.noise = Scale(prepare), Noise(noise)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        x = self.prepare(torch.full((64,), float(i)))
+        return self.noise(x)
+
+
+class Chained(Augmented):
+    def __init__(self, prepare: float = 2.0, noise: float = 0.1) -> None:
+        self.transform = Chain(Scale(prepare), Noise(noise))
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.transform(torch.full((64,), float(i)))
+
+
+@pytest.mark.parametrize("kind", [Augmented, Chained])
+def test_what_only_the_random_part_reads_changes_no_key(
+    kind: type[Augmented], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = key(kind(), tmp_path)
+    assert key(kind(noise=0.3), tmp_path) == first
+    assert key(kind(prepare=3.0), tmp_path) != first
+    with monkeypatch.context() as patch:
+        patch.setattr(Noise, "__call__", lambda self, x: x * torch.rand(64) - self.by)
+        assert key(kind(), tmp_path) == first
+    with monkeypatch.context() as patch:
+        patch.setattr(Scale, "__call__", lambda self, x: x * self.by)
+        assert key(kind(), tmp_path) != first
+
+
+def test_what_the_random_part_needs_of_the_other_changes_the_key(tmp_path: Path) -> None:
+    def one(self: Any, i: int) -> torch.Tensor:
+        made = [self.prepare(torch.full((64,), k)) for k in (float(i), 1.0)]
+        a = made[0]
+        return self.noise(a) + 0 * len(made[1])  # type: ignore[no-any-return]
+
+    def two(self: Any, i: int) -> torch.Tensor:
+        made = [self.prepare(torch.full((64,), k)) for k in (float(i), 1.0)]
+        a, b = made
+        return self.noise(b) + 0 * len(a)  # type: ignore[no-any-return]
+
+    keys = []
+    for body in (one, one, two):
+        body.__name__, body.__qualname__ = "__getitem__", "Augmented.__getitem__"
+        keys.append(key(type("Augmented", (Augmented,), {"__getitem__": body, "__module__": __name__})(), tmp_path))
+    assert keys[0] == keys[1] != keys[2]

@@ -62,6 +62,7 @@ class FunctionParts(NamedTuple):
     stored: tuple[str, ...]  # names of the variables stored between the two
     repeatable: tuple[int | str, ...]  # arguments, by position or name, that the tail can pass again to the inner call
     line: int  # of the first statement that runs every time
+    text: str  # of the head, without lines and columns
 
 
 def earlier(position: syntax.Position) -> syntax.Position | None:
@@ -141,8 +142,9 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> FunctionParts:
     )
     unbound = [ast.copy_location(_unbind(name), (rest or tree.body)[0]) for name in stored if name not in params]
     tail_tree.body = [*unbound, *again, *rest] or [ast.Pass()]
+    text = ast.dump(head_tree)
     head_fn, tail_fn = compiled_like(fn, function, [(head_tree, True), (tail_tree, False)])
-    return FunctionParts(head_fn, tail_fn, stored, tuple(cutter.repeatable), line)
+    return FunctionParts(head_fn, tail_fn, stored, tuple(cutter.repeatable), line, text)
 
 
 def _unbind(name: str) -> ast.stmt:

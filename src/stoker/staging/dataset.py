@@ -201,7 +201,7 @@ class Staged(Wrapper):
         must not miss anything, and UsageError is raised if it might."""
         split, inputs = self.split, self._inputs(across_runs=True)
         sources = self._source_files(inputs)
-        opened, cut = ({}, "") if split is None else (split.opened, str(split.plan.root) if split.plan else "")
+        opened, cut = ({}, "") if split is None else (split.opened, split.cut)
         key = key_of(inputs, opened, sources, self._samples, self._cache_key, cut)
         if kept_in is None:
             return key

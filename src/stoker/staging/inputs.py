@@ -29,14 +29,15 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset
 
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN, VALUES, is_filesystem
+from .callee import key_of
 from .libraries_used import put_into_libraries
 from .library_objects import (
     BOUND,
@@ -118,6 +119,13 @@ class _Sink:
             self.nbytes += len(data)
 
 
+class Head(NamedTuple):
+    """The first part of a function, which alone counts."""
+
+    code: types.CodeType
+    token: object  # identifies it
+
+
 class Inputs(ValueDigests):
     """What making a sample may currently read."""
 
@@ -133,15 +141,19 @@ class Inputs(ValueDigests):
         ignored: Collection[str] = (),
         across_runs: bool = False,
         digests: bool = True,
+        heads: dict[int, Head] | None = None,
     ) -> None:
         """``functions``: further user functions that run; ``names``: attributes that code may read, None for any;
         ``skip``: paths to ignore, with everything below them; ``held``: further values, by name; ``shared``: whether
         memory that processes share counts; ``ignored``: names of attributes and globals to ignore; ``across_runs``:
-        prepare for ``keys``, which takes longer; ``digests``: whether values are digested, or only looked through."""
+        prepare for ``keys``, which takes longer; ``digests``: whether values are digested, or only looked through;
+        ``heads``: by id of a function of which only a part counts, that part."""
         super().__init__(shared, across_runs, digests)
         self.functions: dict[int, types.FunctionType] = {}  # the user's functions that may run, by id
         self.called_as: dict[int, set[str]] = {}  # by id of a function: attributes that hold it, or its object
+        self._kind = type(dataset)
         self._names = names
+        self._heads = heads or {}
         self._skip = skip
         self._ignored = ignored
         self.left_out: set[str] = set()  # attributes that were found and ignored
@@ -198,6 +210,16 @@ class Inputs(ValueDigests):
         """Objects whose attributes the code of libraries may set."""
         return [x for _, x, _ in self._seen.values() if not isinstance(x, type) and runs_library_code(type(x))]
 
+    def codes(self) -> Iterator[types.CodeType]:
+        """Yields the code of the functions that may run."""
+        for key, fn in self.functions.items():
+            yield self._heads[key].code if key in self._heads else original(fn.__code__)
+
+    def found(self, key: str) -> list[tuple[str, object]]:
+        """The objects with this ``key_of``, each with its path."""
+        callables = ((path, x) for _, x, path in self._seen.values() if callable(x) and not isinstance(x, type))
+        return [(path, x) for path, x in callables if key_of(x) == key]
+
     def keys(self, opened: Collection[str] = ()) -> tuple[str, str]:
         """Digests of the data and of the code, without anything below the paths in ``opened``."""
         held, code = _Sink(), _Sink()
@@ -232,7 +254,7 @@ class Inputs(ValueDigests):
             is_code = isinstance(x, CODE)
             if isinstance(x, types.FunctionType):
                 self._of_code.add(path)
-            self.entries[path] = Entry(x.__qualname__, _named(x)) if is_code else Entry("an object", place)
+            self.entries[path] = Entry(x.__qualname__, self._named(x)) if is_code else Entry("an object", place)
             if isinstance(x, type):
                 self._visit_constructor(x, depth - 1)
             return
@@ -246,6 +268,12 @@ class Inputs(ValueDigests):
             self._add_opaque(path, x, "is nested too deeply")
         except Exception as e:  # a user-defined class whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
+
+    def _named(self, x: Held) -> object:
+        """Identity of a function or class whose parts have entries already."""
+        if isinstance(x, types.FunctionType):
+            return self._heads[id(x)].token if id(x) in self._heads else token_of_code(x.__code__)
+        return qualified_name(x)
 
     def _note_name(self, x: Held, path: str) -> None:
         """Notes under which attribute a function, or an object that can be called, is found."""
@@ -382,14 +410,15 @@ class Inputs(ValueDigests):
                 self._add_opaque(path, x)
 
     def _visit_function(self, fn: types.FunctionType, path: str, depth: int) -> None:
-        code = fn.__code__
+        head = self._heads.get(id(fn))
+        code = fn.__code__ if head is None else head.code
         if not is_users_code(code):
             self.entries[path] = Entry(fn.__qualname__, qualified_name(fn))
             self._visit_closure(fn, path, depth)  # for a decorator: ``torch.no_grad()``, ``functools.singledispatch``
             return
         self.functions[id(fn)] = fn
         self._of_code.add(path)
-        self.entries[path] = Entry(fn.__qualname__, token_of_code(code))
+        self.entries[path] = Entry(fn.__qualname__, self._named(fn))
         for k, value in enumerate(fn.__defaults__ or ()):
             self._visit(value, f"{path}.__defaults__[{k}]", depth)
         for name, value in (fn.__kwdefaults__ or {}).items():
@@ -512,7 +541,8 @@ class Inputs(ValueDigests):
             if is_library_class(base):
                 continue
             for name, value in list(vars(base).items()):
-                is_skipped = name in SKIPPED_MEMBERS and name not in (self._names or ())
+                is_own = name == "__init__" and self._made_before(base)
+                is_skipped = is_own or (name in SKIPPED_MEMBERS and name not in (self._names or ()))
                 if is_skipped or isinstance(value, SLOTS):
                     continue
                 is_special = name.startswith("__") and name.endswith("__")
@@ -521,10 +551,16 @@ class Inputs(ValueDigests):
 
     def _visit_constructor(self, cls: type, depth: int) -> None:
         """Visits the constructors of a class, which run if a sample creates objects."""
+        if self._made_before(cls):
+            return
         for base in cls.__mro__:
             for name in () if is_library_class(base) else ("__init__", "__new__", "__post_init__"):
                 if name in vars(base):
                     self._visit(vars(base)[name], f"dataset[1]['{qualified_name(base)}.{name}']", depth)
+
+    def _made_before(self, cls: type) -> bool:
+        """Whether a class is the dataset's own. A later run compares what its constructor has made."""
+        return self._across_runs and cls is self._kind
 
     def _is_read(self, name: str) -> bool:
         if name in self._ignored:
@@ -648,11 +684,6 @@ def _repr_of_library(x: Held) -> str:
     """The repr of a user-class value, as its first library base class defines it."""
     base: Held = next(base for base in type(x).__mro__ if is_library_class(base))
     return str(base.__repr__(x))
-
-
-def _named(x: Held) -> object:
-    """Identity of a function or class whose parts have entries already."""
-    return token_of_code(x.__code__) if isinstance(x, types.FunctionType) else qualified_name(x)
 
 
 def functions_of(dataset: object, more: Collection[object] = ()) -> list[types.FunctionType]:

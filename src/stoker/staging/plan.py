@@ -17,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -25,6 +25,7 @@ from ..core.types import Attributes, Index, MapDataset, Sample
 from .callee import Call, Callee, Compiled, callee_of, key_of
 from .containers import Items, Loop, items_of, run_with_items
 from .cut_function import Cut, FunctionParts, cut
+from .inputs import Head, Inputs
 from .own_caches import Path, emptied
 from .source import rebound
 
@@ -168,7 +169,7 @@ class SliceNode:
 
     def head(self, call: Call) -> PreparedState:
         """Runs the first transforms with the container's own code. Raises Unplanned if it ends its loop early."""
-        attribute, items = self._items(call.function)
+        attribute, items = self.items(call.function)
         first = items[: self.kept]
         is_marked = self.leaves and self.inner is None
         if is_marked:
@@ -191,7 +192,7 @@ class SliceNode:
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
         """Runs the remaining transforms."""
-        attribute, items = self._items(called)
+        attribute, items = self.items(called)
         _, kind, value = state
         rest = items[self.kept :]
         if kind == INNER:
@@ -203,7 +204,8 @@ class SliceNode:
             return run_with_items(called, attribute, rest, **value)
         return run_with_items(called, attribute, rest, *(value if kind == SEVERAL else (value,)))
 
-    def _items(self, called: object) -> Items:
+    def items(self, called: object) -> Items:
+        """The transforms of the container that is called."""
         found = items_of(called)
         if found is None or self.kept >= len(found.items):
             raise Unplanned
@@ -222,6 +224,30 @@ def nodes_in(root: PlanNode) -> Iterator[PlanNode]:
         inside = [root.inner]
     for node in inside:
         yield from nodes_in(node)
+
+
+class CachedPart(NamedTuple):
+    """Which code and objects make the cached part of a sample, as arguments of ``Inputs``."""
+
+    heads: dict[int, Head]  # by id of a function that is cut: its first part
+    skip: set[str]  # paths of what the first part does not use
+
+
+def narrow(part: CachedPart, node: PlanNode, called: Any, path: str, inputs: Inputs) -> None:
+    """Adds what a node tells about a call. ``path``: where the called object was found in ``inputs``."""
+    if isinstance(node, CutNode):
+        callee = _python_function(called)
+        parts = node.parts(callee)
+        part.heads[id(callee.fn)] = Head(parts.head.__code__, (parts.text, parts.stored))
+        for key, inner in node.inner.items():
+            for place, x in inputs.found(key):
+                narrow(part, inner, x, place, inputs)
+    elif isinstance(node, SliceNode):
+        attribute, items = node.items(called)
+        for k in range(node.kept + (node.inner is not None), len(items)):
+            part.skip.add(f"{path}.{attribute}[{k}]")
+        if node.inner is not None:
+            narrow(part, node.inner, items[node.kept], f"{path}.{attribute}[{node.kept}]", inputs)
 
 
 def globals_now(names: Iterable[tuple[str, str]]) -> Attributes:

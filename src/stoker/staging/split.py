@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import re
 
 from torch.utils.data import IterableDataset
 
 from ..core.errors import UsageError
-from ..core.marked_code import original
 from ..core.types import Attributes, Index, MapDataset, Sample
 from . import own_caches
 from .change_watch import UNCHANGED, Changing
 from .collated import Collated
 from .inputs import Inputs
 from .isolate import run_isolated
-from .plan import Plan, PreparedState, globals_now
+from .plan import CachedPart, Plan, PreparedState, globals_now, narrow
 from .pure_calls import MemoPlan
 from .source import parse_ahead
 from .stages import Row
@@ -95,6 +96,11 @@ class Split:
         """Names of attributes and globals that the cached part may read; None: any."""
         return (self.plan or self.memo).reads  # type: ignore[union-attr]
 
+    @property
+    def cut(self) -> str:
+        """Which part of a sample is cached, as text. Lines in which functions begin do not count."""
+        return "" if self.plan is None else re.sub(r"(\.py):\d+:", r"\1:", str(self.plan.root))
+
     def globals_now(self) -> Attributes:
         """Values of the global variables that the cached part reads."""
         return globals_now((self.plan or self.memo).globals)  # type: ignore[union-attr]
@@ -107,13 +113,23 @@ class Split:
             held |= own_caches.values(self.dataset, plan.own_caches)
             skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
         names = None if of_all else self.reads
-        while across_runs and names is not None:  # a rare sample may call functions that no other does
-            reached = Inputs(self.dataset, names=names, skip=skip, held=held, across_runs=True, digests=False)
-            more = set[str]().union(*(names_in(original(fn.__code__))[1] for fn in reached.functions.values()))
-            if more <= names:
+        if not across_runs:
+            return Inputs(self.dataset, names=names, skip=skip, held=held)
+        part = CachedPart({}, set(skip))
+        if plan is not None:
+            found = Inputs(self.dataset, names=names, skip=skip, held=held, across_runs=True, digests=False)
+            with contextlib.suppress(Exception):  # a function that cannot be cut here: all of it counts
+                narrow(part, plan.root, self.dataset.__getitem__, "", found)
+
+        def make(digests: bool) -> Inputs:
+            return Inputs(self.dataset, names=names, held=held, across_runs=True, digests=digests, **part._asdict())
+
+        while names is not None:  # a rare sample may call functions that no other does
+            more = names.union(*(names_in(code)[1] for code in make(False).codes()))
+            if more == names:
                 break
-            names = names | more
-        return Inputs(self.dataset, names=names, skip=skip, held=held, across_runs=across_runs)
+            names = more
+        return make(True)
 
     def __str__(self) -> str:
         cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]

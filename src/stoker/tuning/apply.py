@@ -329,10 +329,7 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
                 _released.append(known.release())
             gc.collect()  # the parts of a cached dataset refer to each other
         _lost.extend(0 for known in _datasets if known.is_lost)
-        kind = type(without_subsets(asked))
-        once = _used_once[kind] + sum(known.kind is kind and known.was_used_once for known in _datasets)
-        why_late = TOO_MANY_LOST if len(_lost) >= MOST_LOST else TOO_LONG if _tries_too_much() else ""
-        why_late = USED_ONCE if once >= MOST_LOST else why_late
+        why_late = _why_late(type(without_subsets(asked)))
         _forget([known for known in _datasets if known.dataset is None] or _datasets[: 1 - MOST_DATASETS])
         known = ManagedDataset(loader, not _is_trying(), why_late)
         _datasets.append(known)
@@ -340,6 +337,14 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
         known.start_trial()
     known.serve(asked)
     return known
+
+
+def _why_late(kind: type) -> str:
+    """Why a new dataset of this class is not tried at once; "" if it is."""
+    once = _used_once[kind] + sum(known.kind is kind and known.was_used_once for known in _datasets)
+    if once >= MOST_LOST:
+        return USED_ONCE
+    return TOO_MANY_LOST if len(_lost) >= MOST_LOST else TOO_LONG if _tries_too_much() else ""
 
 
 def _tries_too_much() -> bool:
