@@ -7,7 +7,7 @@ import random
 import textwrap
 import time
 import warnings
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -110,6 +110,42 @@ def test_a_call_whose_results_cannot_be_cached_is_only_made(monkeypatch: pytest.
         list(stoker.DataLoader(data, batch_size=8))
     assert len(states) <= 20
     assert not data.account.filled
+
+
+def looped() -> list[Any]:
+    made = []
+    for k in range(2):
+
+        def op(j: int, k: int = k) -> int:
+            return j + k
+
+        op.__qualname__ = "op"  # as at the top level of a module
+        made.append(op)
+    return made
+
+
+class Partly(NamedTuple):
+    shown: int
+    hidden: int
+
+    def __repr__(self) -> str:
+        return f"Partly({self.shown})"
+
+
+def test_functions_that_one_place_defines_have_keys_of_their_own() -> None:
+    both = [lambda j: j + 1, lambda j: j - 1]
+    for one, other in (both, looped()):
+        assert call_key(Call(one, (3,), {}), {}) != call_key(Call(other, (3,), {}), {})
+    big = [torch.zeros(9), torch.ones(9)]
+    for function, values in zip(looped(), big, strict=True):
+        function.__defaults__ = (values,)
+        assert call_key(Call(function, (3,), {}), {}) is None
+
+
+def test_values_whose_text_leaves_something_out_are_no_keys() -> None:
+    assert not is_small(Partly(1, 2))
+    assert not is_small(np.zeros(1, [("x", "f4", 2000)])[0])
+    assert is_small((1, np.float32(2)))
 
 
 class Path(Samples):

@@ -115,6 +115,11 @@ def seed_own(worker: int) -> None:
 seen: list[int] = []
 
 
+def by_default(samples: list[Any], held: list[Any] = []) -> Any:  # noqa: B006
+    held.extend(samples)
+    return default_collate([x for x, _ in samples]), len(held), random.random()
+
+
 def collate(samples: list[Any]) -> Any:
     seen.append(len(samples))
     return default_collate([x for x, _ in samples]), len(seen), random.random()
@@ -232,6 +237,7 @@ CASES: dict[str, tuple[Callable[[], Any], Change, dict[str, Any], list[int]]] = 
     "who the worker is": (Informed, nothing, {}, []),
     "what samples set": (Sets, nothing, {}, [2, 2, 2, 2, 2]),
     "what collate_fn changes": (Samples, nothing, {"collate_fn": collate}, [2, 2, 2, 2, 2]),
+    "what a default of collate_fn holds": (Samples, nothing, {"collate_fn": by_default}, [2, 2, 2, 2, 2]),
     "a collate_fn": (Samples, nothing, {"collate_fn": rows}, [0, 0, 0, 0, 0]),
     "another collate_fn": (Samples, at(3, -1, other_collate), {}, [0, 0, 2, 0, 0]),
     "an epoch that is left early": (Samples, leave, {}, [0, 0, 0, 2, 0]),

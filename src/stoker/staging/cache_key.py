@@ -32,14 +32,28 @@ from .value_digests import lies_in
 READ_BY_LIBRARIES = ("TZ", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH_", "LD_", "NPY_")
 # Variables that differ between runs and terminals, and of which no sample is made. Hashes have a part of their own.
 OF_A_RUN = re.compile(
-    r"_|PWD|OLDPWD|SHLVL|TERM\w*|COLUMNS|LINES|WINDOWID|DISPLAY|\w*_SOCK|\w*_PID|SSH_\w*|TMUX\w*|STY|XDG_\w*|DBUS_\w*|"
-    r"INVOCATION_ID|JOURNAL_STREAM|LS_COLORS|PYTHONHASHSEED|STOKER_\w*|SLURM_\w*|SLURMD_\w*|PBS_\w*|LSB_\w*|WANDB_\w*|"
-    r"MLFLOW_\w*|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w*|CUDA_VISIBLE_DEVICES|PYTEST_\w*"
+    r"_|PWD|OLDPWD|SHLVL|\w*TERM\w*|COLUMNS|LINES|WINDOWID|DISPLAY|\w*_SOCK|\w*_PID|SSH_\w*|TMUX\w*|STY|XDG_\w*|DBUS_\w*|"
+    r"VTE_VERSION|VSCODE_\w*|GNOME_\w*|KDE_\w*|INVOCATION_ID|JOURNAL_STREAM|LS_COLORS|PYTHONHASHSEED|STOKER_\w*|SLURM_\w*|"
+    r"SLURMD_\w*|PBS_\w*|LSB_\w*|WANDB_\w*|MLFLOW_\w*|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w*|TORCHINDUCTOR_\w*|"
+    r"CUDA_VISIBLE_DEVICES|PYTEST_\w*"
 )
-BY_NAME = frozenset({"exec", "eval", "__import__", "globals", "locals"})  # builtins; ``model.eval()`` is another one
+# Builtins that find code or data by a name made at run time; ``model.eval()`` is another function.
+BY_NAME = frozenset({"exec", "eval", "__import__", "globals", "locals", "vars"})
+# The same of modules and objects.
 LOADERS = frozenset(
     {"import_module", "run_path", "run_module", "spec_from_file_location", "exec_module", "load_module", "find_class"}
-    | {"CDLL", "PyDLL", "cdll", "LoadLibrary", "dlopen"}
+    | {
+        "locate",
+        "resolve_name",
+        "entry_points",
+        "attrgetter",
+        "getmembers",
+        "__globals__",
+        "__subclasses__",
+        "__dict__",
+    }
+    | {"__subclasses__", "CDLL", "PyDLL", "cdll", "LoadLibrary", "dlopen"}
+    | {"get_type_hints", "signature", "getdoc", "parse_args", "parse_known_args", "fileinput", "get_worker_info"}
 )
 
 
@@ -90,7 +104,7 @@ def why_not_kept(inputs: Inputs, opened: Collection[str]) -> str:
         read, mentioned, _ = names_in(original(fn.__code__))
         found = (BY_NAME & read) | (LOADERS & mentioned)
         if found:
-            return f"{fn.__qualname__} uses {min(found)}, so which code runs is known only while it runs"
+            return f"{fn.__qualname__} uses {min(found)}, so what it reads is known only while it runs"
     for cache in inputs.caches:
         if cache.cache_info().currsize:
             return f"{cache.__qualname__} caches results of calls before the first epoch"
@@ -115,7 +129,14 @@ def _machine() -> str:
     with contextlib.suppress(OSError, StopIteration):
         text = Path("/proc/cpuinfo").read_text()
         flags = next(line for line in text.splitlines() if line.startswith(("flags", "Features")))
-    settings = torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled, torch.get_num_threads()
+    cudnn = torch.backends.cudnn
+    of_cudnn = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    settings = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mkldnn.enabled,
+        torch.get_num_threads(),
+        of_cudnn,
+    )
     variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(READ_BY_LIBRARIES))
     found = platform.machine(), flags, settings, variables, locale.setlocale(locale.LC_ALL)
     return _digest(found)

@@ -29,6 +29,15 @@ FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 ENDS = ("torch", "numpy")  # what else they load depends on the model (torch.compile), and computes no sample
 SKIPPED = frozenset({"builtins", "__main__", "__mp_main__", "stoker", *sys.stdlib_module_names})
 OF_ONE_RUN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as from uuid4()
+LEVELS = 3  # of containers in containers
+CONTAINERS = (list, dict, tuple, set, frozenset)
+WRAPPERS = {  # by type: attribute with the function
+    property: "fget",
+    classmethod: "__func__",
+    staticmethod: "__func__",
+    functools.partial: "func",
+    functools.partialmethod: "func",
+}
 WIDTH = 1000  # items of a library's container that are looked at
 
 
@@ -119,32 +128,39 @@ def installed() -> list[str]:
 
 
 def settings_of(packages: Collection[str]) -> list[tuple[str, str, str]]:
-    """Plain global variables of these packages, and containers of plain values among them. Public names in lower case
-    are left out: most are what a loop at the end of an import left behind."""
+    """Plain global variables of these packages and of those that they use, with what containers and classes hold.
+    Public names in lower case are left out: most are what a loop at the end of an import left behind."""
     modules = _loaded()
     found = []
-    for package in sorted(set(packages) & modules.keys() - set(ENDS)):
+    for package in sorted(_used(packages, modules) - set(ENDS)):
         for module in sorted(modules[package], key=lambda module: module.__name__):
             for name, value in sorted(vars(module).items()):
-                is_setting = name.isupper() or name.startswith("_") or isinstance(value, (bool, dict))
-                if is_setting and not name.startswith("__") and (text := _text_of(value)):
+                is_own = issubclass(type(value), type) and value.__module__ == module.__name__
+                is_setting = name.isupper() or name.startswith("_") or isinstance(value, (bool, dict)) or is_own
+                if is_setting and not name.startswith("__") and (text := _text_of(value, LEVELS)):
                     found.append((module.__name__, name, text))
     return found
 
 
-def _text_of(value: Held) -> str:
-    """A plain value, or the plain ones in a short container, as text; "" if it belongs to one run."""
+def _text_of(value: Held, levels: int) -> str:
+    """A plain value, or the plain ones in a short container or a class, as text; "" if it belongs to one run."""
     if type(value) in PLAIN:
-        return "" if isinstance(value, str) and OF_ONE_RUN.search(value) else repr(value)
-    return repr(sorted(repr(x) for x in _items(value) if type(x) in PLAIN))  # sets have no order
+        is_address = isinstance(value, int) and value > 1 << 40
+        return "" if is_address or (isinstance(value, str) and OF_ONE_RUN.search(value)) else repr(value)
+    if not levels:
+        return ""
+    return repr(sorted(filter(None, (_text_of(x, levels - 1) for x in _items(value)))))  # sets have no order
 
 
 def _items(value: Held) -> list[Held]:
-    """The items of a short container."""
+    """The items of a short container, or the members of a class."""
     with contextlib.suppress(Exception):  # it may change meanwhile
+        if issubclass(type(value), type):
+            own = vars(value)
+            return [x for name in own if not name.startswith("__") for x in (name, own[name])]
         if isinstance(value, dict) and len(value) <= WIDTH:
             return [x for item in dict.items(value) for x in item]
-        if type(value) in (list, tuple, set, frozenset) and len(value) <= WIDTH:
+        if isinstance(value, (list, tuple, set, frozenset)) and len(value) <= WIDTH:
             return list(value)
     return []
 
@@ -162,12 +178,25 @@ def put_into_libraries(packages: Collection[str]) -> dict[str, Held]:
             continue
         out |= _of_user(vars(module), module_name, users)
         for name, value in list(vars(module).items()):
-            if issubclass(type(value), type) and value.__module__ == module_name:
-                out |= _of_user(vars(value), f"{module_name}.{name}", users)
-            elif type(value) in (list, dict, tuple, set):
-                out |= _of_user(dict(enumerate(_items(value))), f"{module_name}.{name}", users)
+            where, kind = f"{module_name}.{name}", type(value)
+            if issubclass(kind, type):
+                if value.__module__ == module_name:
+                    out |= _of_user(vars(value), where, users)
+                    for member, held in list(vars(value).items()):
+                        out |= _inside(held, f"{where}.{member}", users, LEVELS)
+            else:
+                out |= _inside(value, where, users, LEVELS)
     handler = np.geterrcall()
     return out if handler is None else {**out, "numpy.geterrcall()": handler}
+
+
+def _inside(value: Held, where: str, users: Collection[str], levels: int) -> dict[str, Held]:
+    """Functions and classes of the user's in a container."""
+    items = _items(value) if issubclass(type(value), CONTAINERS) else []
+    out = _of_user(dict(enumerate(items)), where, users)
+    for k, x in enumerate(items if levels else ()):
+        out |= _inside(x, f"{where}.{k}", users, levels - 1)
+    return out
 
 
 def _of_user(values: Mapping[Held, Held], where: str, users: Collection[str]) -> dict[str, Held]:
@@ -175,9 +204,12 @@ def _of_user(values: Mapping[Held, Held], where: str, users: Collection[str]) ->
     out = {}
     for name, value in list(values.items()):
         kind = type(value)
-        if kind is types.FunctionType:
-            file = value.__code__.co_filename  # "<string>" for the methods of dataclasses
-            is_put = value.__module__ in users or (not file.startswith("<") and _is_users(file))
+        fn = value
+        if kind in WRAPPERS:
+            fn = getattr(value, WRAPPERS[kind])
+        if type(fn) is types.FunctionType:
+            file = fn.__code__.co_filename  # "<string>" for the methods of dataclasses
+            is_put = fn.__module__ in users or (not file.startswith("<") and _is_users(file))
         else:
             is_put = issubclass(kind, type) and value.__module__ in users
         if is_put:

@@ -9,10 +9,12 @@ a ``plan``.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import itertools
 import pathlib
+import sys
 import time
 import types
 from collections import Counter
@@ -34,8 +36,9 @@ from .source import rebound
 from .store.encode import CacheError, take_known
 from .store.memory import MemoryTables
 from .store.store import Gone, Store
-from .users_code import is_library_class
+from .users_code import is_library_class, token_of_code
 
+NAMEDTUPLE = collections.__file__
 SMALL = (np.generic, pathlib.PurePath)
 FAILURES = 16  # of the first part of a call, in a row; then the call is made as a whole
 MOST_NOT_KEPT = 100  # results of a call in a row that cannot be cached; then the call is only made
@@ -82,11 +85,19 @@ class Answers(Protocol):
 
 def is_small(value: object) -> bool:
     """Whether a value can be part of a key."""
-    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        return len(value) <= LONGEST and all(map(is_small, value))
-    if type(value) not in PLAIN and not isinstance(value, SMALL):
+    if type(value) is tuple or _is_namedtuple(value):
+        return len(value) <= LONGEST and all(map(is_small, value))  # type: ignore[arg-type, call-overload]
+    if type(value) not in PLAIN and not (isinstance(value, SMALL) and is_library_class(type(value))):
         return False
+    if isinstance(value, np.void):
+        return False  # its repr leaves out what is long
     return not (isinstance(value, (str, bytes)) and len(value) > LONGEST_TEXT)
+
+
+def _is_namedtuple(value: object) -> bool:
+    """Whether a value is a named tuple with the repr of one: keys are compared by their repr."""
+    code = getattr(type(value).__repr__, "__code__", None)
+    return isinstance(value, tuple) and hasattr(value, "_fields") and getattr(code, "co_filename", "") == NAMEDTUPLE
 
 
 def values_of(values: Values) -> tuple[object, ...] | None:
@@ -349,12 +360,16 @@ def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
         return None  # it may refer to a different variable each time
     code = getattr(called, "__code__", None)
     line = 0 if code is None else code.co_firstlineno
-    defaults: tuple[object, ...] = ()
-    if isinstance(called, types.FunctionType) and "<" in called.__qualname__:
-        defaults = (*(called.__defaults__ or ()), *sorted((called.__kwdefaults__ or {}).items()))
-        if not is_small(defaults):
-            return None
-    return CallKey(called.__module__, called.__qualname__, line, name, args, tuple(sorted(kwargs.items())), defaults)
+    more: tuple[object, ...] = ()
+    if isinstance(called, types.FunctionType):
+        more = (*(called.__defaults__ or ()), *sorted((called.__kwdefaults__ or {}).items()))
+        if not is_small(more):
+            if getattr(sys.modules.get(called.__module__), called.__qualname__, None) is not called:
+                return None  # it may be one of several that a loop defines
+            more = ()
+        if "<" in called.__qualname__:  # a line may hold several lambdas
+            more = (*more, token_of_code(called.__code__))
+    return CallKey(called.__module__, called.__qualname__, line, name, args, tuple(sorted(kwargs.items())), more)
 
 
 def names_of(dataset: MapDataset) -> dict[int, str]:

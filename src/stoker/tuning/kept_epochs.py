@@ -11,6 +11,7 @@ import csv
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,7 @@ START_S = 0.02  # cost of starting a worker: comparing must take less
 # Workers are started again after this time: in longer epochs that costs little, and a worker that was just started sees
 # a change that no comparison finds, when it makes cached samples again.
 KEPT_S = 2.0
+MUTABLE = (list, dict, set, bytearray, deque)
 BY_TEXT = frozenset({"eval", "exec", "import_module", "__import__"})
 
 
@@ -51,6 +53,12 @@ def _same_as_new(loader: LoaderLike, found: TrialResult, staged: Staged) -> Call
     )
     if any(not BY_TEXT.isdisjoint(names_in(original(fn.__code__))[1]) for fn in functions):
         return None  # what it reads is unknown
+    if any(
+        isinstance(x, MUTABLE)
+        for fn in functions
+        for x in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
+    ):
+        return None  # ``def collate(samples, seen=[])``: they hold what earlier calls have put there
     changes, generators = ScriptChanges(loader, found, staged, (loader.worker_init_fn,)), _generators(loader)
     settings = _settings()
     if not changes.is_complete or time.thread_time() - began > START_S * int(loader.num_workers):
