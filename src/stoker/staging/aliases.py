@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import datetime
 import enum
 import itertools
 import pathlib
+import re
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 
 from ..core.compare import IDENTICAL
+from ..core.object_tree import children, walk
 from .store.encode import CacheError
 
 NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
@@ -21,6 +24,7 @@ DESCRIPTIONS = (type, range, np.dtype, torch.dtype, torch.device, pathlib.PurePa
 PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # exact types: a subclass may have attributes
 FEW, MOST_WORK = 16, 10_000  # arrays compared in pairs; see ``numpy.shares_memory``
 DEPTH = 6  # nesting depth of containers and objects
+WITHOUT_STATE = (tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta)
 
 
@@ -33,6 +37,55 @@ def share_memory(a: object, b: object) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return (a is b and isinstance(a, list)) or any(map(share_memory, a, b))
     return a is b and not isinstance(a, (*IMMUTABLE, *IDENTICAL))
+
+
+class OtherNames:
+    """Finds under which names a dataset holds an object or the memory of an array: ``self.cur = self.state[1:2]``.
+    ``scopes``: global variables of its functions."""
+
+    def __init__(self, dataset: object, scopes: Iterable[dict[str, Any]]) -> None:
+        self._names: dict[int, set[str]] = {}  # by id of an object
+        self._ranges: list[tuple[tuple[int, int], str]] = []
+        self._held: list[object] = []  # keeps ids from being used again
+        for path, x in walk(dataset):
+            last = re.findall(r"[A-Za-z_]\w*", path)[-1]
+            for step, value in children(x):
+                self._add(step[1:] if step.startswith(".") else last, value)
+        for scope in {id(scope): scope for scope in scopes}.values():
+            for name, value in list(scope.items()):
+                self._add(name, value)
+
+    def _add(self, name: str, value: object) -> None:
+        memory = _memory_of(value)
+        if memory is not None:
+            self._ranges.append((memory, name))
+        elif not isinstance(value, (*IMMUTABLE, *WITHOUT_STATE)):
+            self._held.append(value)
+            self._names.setdefault(id(value), set()).add(name)
+
+    def of(self, value: object) -> set[str]:
+        """Names of a value."""
+        memory = _memory_of(value)
+        if memory is None:
+            return self._names.get(id(value), set())
+        return {name for known, name in self._ranges if _overlap(memory, known)}
+
+    def more(self, names: set[str]) -> set[str]:
+        """These names, and others of the same values."""
+        groups = [found for found in self._names.values() if not names.isdisjoint(found)]
+        memories = [memory for memory, name in self._ranges if name in names]
+        others = {name for known, name in self._ranges if any(_overlap(known, memory) for memory in memories)}
+        return names.union(others, *groups)
+
+
+def _memory_of(value: object) -> tuple[int, int] | None:
+    """Address range of an array, tensor or buffer; None for anything else."""
+    if isinstance(value, (memoryview, bytearray, array.array)):
+        try:
+            value = np.frombuffer(value, np.uint8)
+        except ValueError:  # with gaps
+            return None
+    return _range_of(value) if isinstance(value, (torch.Tensor, np.ndarray)) else None
 
 
 def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:

@@ -27,6 +27,7 @@ from .executed_code import written_by
 from .filling import Failed, Filler, MadePart
 from .inputs import Inputs
 from .keep import KeptSamples
+from .libraries_used import put_into_libraries
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
 from .source_files import SourceFiles
@@ -200,6 +201,7 @@ class Staged(Wrapper):
         """What a cache on disk depends on. ``kept_in``: folder of all caches, of which nobody asked for this one. So it
         must not miss anything, and UsageError is raised if it might."""
         split, inputs = self.split, self._inputs(across_runs=True)
+        inputs.add(put_into_libraries(inputs.packages))
         sources = self._source_files(inputs)
         opened, cut = ({}, "") if split is None else (split.opened, split.cut)
         key = key_of(inputs, opened, sources, self._samples, self._cache_key, cut)

@@ -22,6 +22,7 @@ import threading
 import time
 import types
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Set
 from typing import TypeVar
 
@@ -141,6 +142,8 @@ class Executed:
         self.asks = ""  # a function that answers differently each time (clock, system entropy), and was called
         self.assigned: set[str] = set()  # attributes that methods of datasets, also inner ones, assign to in any branch
         self._written: dict[types.CodeType, frozenset[str]] = {}  # by user function: see ``names_written``
+        self.changed_arguments: list[object] = []  # that functions modify
+        self._calls = Counter[types.CodeType]()  # whose arguments were noted
         self._written_by_run: set[types.CodeType] = set()  # user functions that ran for a lasting object
         self.stored: dict[str, list[object]] = {}  # by attribute: objects whose methods assign it, not the dataset
         self.looks_up_names = False  # the user's code looks up attributes by computed names
@@ -229,6 +232,9 @@ class Executed:
     def _note_written(self, frame: types.FrameType, first: str, bound: object) -> None:
         """Records what a running user function changes, if that outlives the sample."""
         code = frame.f_code
+        if is_users_code(code) and self._calls[code] < OBJECTS:
+            self._calls[code] += 1
+            self.changed_arguments += [frame.f_locals[x] for x in _written(code).arguments if x in frame.f_locals]
         if code in self._written_by_run or not is_users_code(code) or not any(_written(code)):
             return
         if self.lasting and bound is not None and not isinstance(bound, type) and id(bound) not in self.lasting:

@@ -38,7 +38,6 @@ from torch.utils.data import Dataset
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN, VALUES, is_filesystem
 from .callee import key_of
-from .libraries_used import put_into_libraries
 from .library_objects import (
     BOUND,
     CONTAINERS,
@@ -178,8 +177,11 @@ class Inputs(ValueDigests):
             self.entries["the working folder"] = Entry(working_folder(), working_folder())
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
-        held = held or {}
-        for name, value in (held | put_into_libraries(self.packages) if across_runs else held).items():
+        self.add(held or {})
+
+    def add(self, held: dict[str, Held]) -> None:
+        """Adds values, by name."""
+        for name, value in held.items():
             self._visit(value, f"dataset[1][{name!r}]", DEPTH)
 
     @property

@@ -237,7 +237,9 @@ def narrow(part: CachedPart, node: PlanNode, called: Any, path: str, inputs: Inp
     """Adds what a node tells about a call. ``path``: where the called object was found in ``inputs``."""
     if isinstance(node, CutNode):
         callee = _python_function(called)
-        parts = node.parts(callee)
+        owner = callee.fn.__qualname__.rpartition(".")[0]  # a method may be found as a function of its class
+        is_method = callee.is_method or bool(owner and not owner.endswith("<locals>"))
+        parts = cut(callee.fn, is_method, node.where)  # and not ``node.parts``, which calls of either kind share
         part.heads[id(callee.fn)] = Head(parts.head.__code__, (parts.text, parts.stored))
         for key, inner in node.inner.items():
             for place, x in inputs.found(key):

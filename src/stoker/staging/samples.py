@@ -26,7 +26,7 @@ from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
-from .aliases import share_memory
+from .aliases import OtherNames, share_memory
 from .callee import Call, call_of
 from .executed_code import Executed, in_worker, written_by, written_through_locals
 from .inputs import Inputs, functions_of
@@ -349,7 +349,12 @@ class TrialSamples:
     def written(self) -> set[str]:
         """Attributes and global variables that the user's code may change while loading a sample, except those that the
         first one opened, and the dataset's own caches."""
-        return self._executed.written - self._handles - {path[-1] for path in self.own_caches}
+        found = set(self._executed.written).union(*map(self._other_names.of, self._executed.changed_arguments))
+        return self._other_names.more(found) - self._handles - {path[-1] for path in self.own_caches}
+
+    @functools.cached_property
+    def _other_names(self) -> OtherNames:
+        return OtherNames(self.dataset, [fn.__globals__ for fn in functions_of(self.dataset)])
 
     @property
     def may_write(self) -> set[str]:

@@ -149,12 +149,13 @@ class NamesWritten(NamedTuple):
     names: Set[str] = frozenset()  # attributes, and global variables that it assigns to
     variables: Set[str] = frozenset()  # global variables with a method that it calls: ``np.sort(x)``
     through_locals: Set[str] = frozenset()  # those that it modifies through a local variable
+    arguments: Set[str] = frozenset()  # parameters whose values it modifies
 
 
 def names_written(tree: ast.FunctionDef, first: str) -> NamesWritten:
     """What a function modifies. ``first``: its name for ``self``; "" if it has none."""
     found = _Written(tree, first)
-    return NamesWritten(found.names, found.variables, found.through_locals)
+    return NamesWritten(found.names, found.variables, found.through_locals, found.arguments)
 
 
 class _Written(ast.NodeVisitor):
@@ -165,6 +166,8 @@ class _Written(ast.NodeVisitor):
         self._first = first
         self._locals = local_variables(tree)
         self._arguments = set(params_of(tree)) - {first}
+        self._rebound = names_bound(tree.body)
+        self.arguments: set[str] = set()
         self._attributes = _held_by_locals(ast.walk(tree))
         for statement in tree.body:
             self.visit(statement)
@@ -173,13 +176,16 @@ class _Written(ast.NodeVisitor):
         """Records that a value changes. ``name``: the assigned attribute."""
         whole, variable = _without_items(holder), _variable_of(holder)
         if variable in self._arguments:
+            self.arguments |= {variable} - self._rebound
             return  # usually a value of the current sample
         of_local = variable if variable in self._locals else ""
         if of_local and of_local not in self._attributes:
             return
         if name:
             self.names.add(name)
-        elif isinstance(whole, ast.Attribute) and whole.attr == "__dict__":
+        elif (isinstance(whole, ast.Attribute) and whole.attr == "__dict__") or (
+            isinstance(whole, ast.Call) and is_name(whole.func, "vars")
+        ):
             self.names.add(ANY_NAME)
         elif isinstance(whole, ast.Attribute):
             self.names.add(whole.attr)
@@ -188,6 +194,7 @@ class _Written(ast.NodeVisitor):
                 self.names |= self._attributes[of_local]
             else:
                 self.variables.add(whole.id)
+                self.arguments |= {whole.id} & {self._first} - self._rebound  # of a plain function
             self.through_locals |= self._attributes[of_local] if of_local else set()
 
     def visit_If(self, node: ast.If) -> None:
