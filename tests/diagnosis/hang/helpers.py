@@ -78,9 +78,11 @@ def running(*line: object) -> Iterator[subprocess.Popen[str]]:
         yield p
     finally:
         started = psutil.Process(p.pid).children(recursive=True) if p.returncode is None else []
-        for pid in [child.pid for child in started] + [p.pid] * (p.returncode is None):
+        if p.returncode is None:  # at once: one that is left for a moment may start others
+            os.killpg(p.pid, signal.SIGKILL)
+        for child in started:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(child.pid, signal.SIGKILL)
         p.communicate(timeout=LIMIT_S)
 
 
