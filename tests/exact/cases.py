@@ -565,6 +565,34 @@ class OwnConnection(Case):
         return slow(i) + self.table.execute("select label from labels where i = ?", (i,)).fetchone()[0]
 
 
+writers: list[sqlite3.Connection] = []  # a log is removed with the last connection
+
+
+class WriteAheadLog(Case):
+    """The script changes a table of which each sample opens the file. The changes are in another file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "ahead.db"
+        writers[:] = [sqlite3.connect(self.path)]
+        writers[0].execute("pragma journal_mode=wal")
+        writers[0].execute("create table labels (i integer primary key, label real)")
+        writers[0].executemany("insert into labels values (?, 0)", [(i,) for i in range(N)])
+        writers[0].commit()
+
+    def between(self, epoch: int) -> None:
+        if epoch:
+            writers[0].execute("update labels set label = ? where i % 6 = 4", (epoch,))
+            writers[0].commit()
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        if i % 6 == 4:
+            table = sqlite3.connect(self.path)
+            x = x + table.execute("select label from labels where i = ?", (i,)).fetchone()[0]
+            table.close()
+        return x
+
+
 class RareClock(_Rare):
     def augment(self, x: Any) -> Any:
         return x + np.random.RandomState(time.time_ns() % (1 << 32)).rand()
@@ -1281,6 +1309,16 @@ class TimeZone(_Setting):
 
     def __getitem__(self, i: int) -> Any:
         return slow(i) + datetime.datetime.fromtimestamp(1e9 + i * 3600).hour
+
+
+class RecursionLimit(_Setting):
+    values = (1001, 1002)
+
+    def set(self, value: Any) -> None:
+        sys.setrecursionlimit(value)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * sys.getrecursionlimit()
 
 
 class LevelOfAnotherLogger(_Setting):

@@ -14,6 +14,7 @@ import mmap
 import queue
 import random
 import re
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What cases change in the process is as before after each test."""
     monkeypatch.setenv("EXACT_SCALE", "1")
     monkeypatch.chdir(".")
+    limit = sys.getrecursionlimit()
     texts = np.printoptions(), decimal.localcontext(), np.errstate(), torch.autocast("cpu", enabled=False)
     with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setenv("TZ", "UTC")
@@ -73,6 +75,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             stack.enter_context(context)
         yield
     time.tzset()
+    sys.setrecursionlimit(limit)
     torch.set_flush_denormal(False)
     logging.getLogger("exact").setLevel(logging.NOTSET)
 

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 
 from stoker.core.errors import UsageError
 from stoker.staging.dataset import Staged
+from stoker.staging.libraries_used import versions_of
 
 N = 40
 RARE = 37  # a sample that no trial makes
@@ -184,6 +185,12 @@ def test_what_a_rare_sample_reads_changes_the_key(name: str, tmp_path: Path, mon
         assert key(Numbers(rare), tmp_path) != first
     np.seterrcall(None)
     assert key(Numbers(rare), tmp_path) == first
+
+
+def test_a_folder_of_modules_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3 imports a folder without __init__.py as a module without a file."""
+    monkeypatch.setitem(sys.modules, "tests.a_folder", types.ModuleType("tests.a_folder"))
+    assert set(versions_of({"tests", "numpy"})) == {"numpy"}
 
 
 def read_folder(self: Any, x: float) -> float:

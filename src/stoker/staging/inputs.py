@@ -464,6 +464,8 @@ class Inputs(ValueDigests):
             self._note_environment()
         if mentioned & LOGGERS:
             self.entries["levels of loggers"] = Entry("levels", levels_of_loggers())
+        if "getrecursionlimit" in mentioned:
+            self.entries["recursion limit"] = Entry("limit", sys.getrecursionlimit())
         for name in sorted(imported):
             self._visit_import(_absolute(name, scope), mentioned, depth)
 

@@ -55,7 +55,8 @@ def _loaded() -> dict[str, list[types.ModuleType]]:
         is_library = top not in SKIPPED and isinstance(module, types.ModuleType)
         if is_library and not ((file := _file(module)) and is_users(file)):
             out.setdefault(top, []).append(module)
-    return out
+    # A folder without __init__.py is a module without a file, and may be the user's.
+    return {name: modules for name, modules in out.items() if any(map(_file, modules))}
 
 
 def _file(module: types.ModuleType) -> str:

@@ -52,6 +52,7 @@ HANDLES = {  # by package: attribute that names the file
 CONTAINERS = (list, tuple, dict, collections.OrderedDict, set, frozenset, collections.deque)
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)  # methods of native objects: ``self.names.index``
 HEAPTYPE = 1 << 9
+COMPILERS_LIMIT = 2000  # to which torch.compile raises the recursion limit
 Held: TypeAlias = Any  # a value of the user's, of any type
 
 
@@ -157,7 +158,8 @@ def library_settings() -> tuple[object, ...]:
     raised = [str(f) for f in filters[: max(raising, default=-1) + 1]]
     place = time.tzname, time.timezone, os.environ.get("TZ"), locale.setlocale(locale.LC_ALL)
     of_torch = str(torch.get_default_dtype()), str(torch.get_default_device()), precision, casts, is_deterministic
-    return *of_torch, *map(str, texts), flushes_denormals, raised, place, sys.getrecursionlimit(), *found
+    limit = max(COMPILERS_LIMIT, sys.getrecursionlimit())
+    return *of_torch, *map(str, texts), flushes_denormals, raised, place, limit, *found
 
 
 def levels_of_loggers() -> tuple[object, ...]:

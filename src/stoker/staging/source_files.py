@@ -28,6 +28,7 @@ import re
 import select
 import stat
 import struct
+import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -181,6 +182,8 @@ class SourceFiles:
     def now(self) -> dict[str, Stamp]:
         """Current stamps of all files."""
         out: dict[str, Stamp] = {path: stamp_of(path) for path in self._files}
+        if "sqlite3" in sys.modules:
+            out |= _write_ahead_logs(self._files)
         whole: dict[str, None] = {}
         for path in self._trees:
             if path in whole:
@@ -334,6 +337,13 @@ def stamp_of(path: str) -> Stamp:
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def _write_ahead_logs(files: Iterable[str]) -> dict[str, Stamp]:
+    """Stamps of the logs beside SQLite databases, to which a transaction is written first. Readers create empty ones.
+    Source: https://www.sqlite.org/wal.html"""
+    logs = {f"{path}-wal": stamp_of(f"{path}-wal") for path in files}
+    return {path: stamp for path, stamp in logs.items() if stamp is not None and stamp[2]}
 
 
 def _general() -> set[str]:

@@ -319,7 +319,7 @@ def is_of(path: Path, key: JsonObject) -> bool:
 
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
     """Opens the folder of a cache for this key: complete, partly filled, or new. Also returns why an earlier one is not
-    used, or "". Raises OSError if it cannot be created or opened, or NotOwn."""
+    used, or "". Raises OSError or CacheError if it cannot be created or opened, or NotOwn."""
     final, part = paths_for(base, name, key)
     note = ""
     for path in (final, part):
@@ -336,11 +336,13 @@ def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
             return Folder(final), note
         if not part.is_dir():
             note = note or _what_changed(base, name, key)
-            make_folder(base)
             try:
+                make_folder(base)
                 _create(base, part, key)
             except OSError as e:
                 if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another run was first
+                    if note:  # the folder of a cache that was made for others to read
+                        raise CacheError(f"{e.strerror}, and {note}") from e
                     raise
         with contextlib.suppress(FileNotFoundError):
             return Folder(part), note
