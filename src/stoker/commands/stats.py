@@ -18,7 +18,7 @@ from ..core import output
 from ..core.errors import StokerError, UsageError
 from ..core.progress import Progress, samples_done
 from ..core.terminal import counted, human_seconds, printable, table
-from ..core.types import JsonObject, LoaderLike
+from ..core.types import Index, JsonObject, LoaderLike
 from ..loader.auto.tasks import keys_of
 from ..loader.variant import as_loader, find
 from ..workers.faults.policy import Failure, called
@@ -148,9 +148,7 @@ def mean_std(
     inner = as_loader(loader, name=name)
     if isinstance(inner.dataset, IterableDataset):
         raise UsageError(f"{name} is an iterable dataset, whose samples cannot be read by their index")
-    keys = keys_of(inner)
-    if samples is not None and samples < len(keys):
-        keys = [keys[i] for i in sorted(random.Random(SEED).sample(range(len(keys)), samples))]
+    keys = _drawn(keys_of(inner), samples)
     sweep = Sweep(inner, keys, functools.partial(record_in, key, layout), joined, num_workers, TASK_SAMPLES)
     record = ImageRecord(0)
     with closing(sweep.results()) as results:
@@ -161,6 +159,12 @@ def mean_std(
     if not record.groups:
         raise _nothing_read(name, sweep.failed)
     return _result(name, record, sweep, tuple(_notes(record, sweep.failed, inner)))
+
+
+def _drawn(keys: Sequence[Index], samples: int | None) -> Sequence[Index]:
+    if samples is None or samples >= len(keys):
+        return keys
+    return [keys[i] for i in sorted(random.Random(SEED).sample(range(len(keys)), samples))]
 
 
 def _result(name: str, record: ImageRecord, sweep: Sweep, notes: tuple[str, ...]) -> ImageStats:

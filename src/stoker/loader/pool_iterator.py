@@ -102,24 +102,7 @@ class PoolIter(_BaseDataLoaderIter):
             except BaseException:
                 workers.close()
                 raise
-        pool, make_batch = self._make_pool(workers, spec, plan, kept)
-        self._workers: list[Any] = workers.processes
-        self._pss = workers.pss
-        self._read_threads = workers.read_threads
-        self._end = _End(pool, plan.helpers)
-        self._close = weakref.finalize(self, self._end)
-        if kept is not None:
-            kept.release()
-        restarts = None
-        if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
-            restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
-        self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch, plan.retreat)
-        self._scheduler.here = plan.standby is not None
-        if plan.keep is not None:
-            self._end.keep = functools.partial(_keep, plan, self._scheduler, workers, pool, spec)
-        if kept is not None:
-            self._scheduler.epoch = workers.epoch
-        self._pressure = MemoryPressure(functools.partial(shrink, self._scheduler, workers), metrics.decisions.append)
+        self._schedule(workers, kept, spec, knobs, plan)
         stays = loader.persistent_workers and not cursor.one_dataset
         # shared memory is excluded: workers see its changes
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None
@@ -255,6 +238,36 @@ class PoolIter(_BaseDataLoaderIter):
         spec = replace(spec, part_epochs=self._first_epoch)
         kept.workers.begin_anew(spec)
         return kept.workers, kept, spec
+
+    def _schedule(
+        self,
+        workers: ProcessPool | ThreadPool,
+        kept: KeptWorkers | None,
+        spec: WorkerSpec,
+        knobs: Knobs,
+        plan: PoolPlan,
+    ) -> None:
+        """Creates what gives the workers their tasks, and what ends them."""
+        pool, make_batch = self._make_pool(workers, spec, plan, kept)
+        self._workers: list[Any] = workers.processes
+        self._pss = workers.pss
+        self._read_threads = workers.read_threads
+        self._end = _End(pool, plan.helpers)
+        self._close = weakref.finalize(self, self._end)
+        if kept is not None:
+            kept.release()
+        restarts = None
+        if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
+            restarts = Restarts(workers, spec, plan.fatal_samples, self._metrics)
+        self._scheduler = Scheduler(pool, knobs, self._metrics, plan.budget, restarts, make_batch, plan.retreat)
+        self._scheduler.here = plan.standby is not None
+        if plan.keep is not None:
+            self._end.keep = functools.partial(_keep, plan, self._scheduler, workers, pool, spec)
+        if kept is not None:
+            self._scheduler.epoch = workers.epoch
+        self._pressure = MemoryPressure(
+            functools.partial(shrink, self._scheduler, workers), self._metrics.decisions.append
+        )
 
     def _make_pool(
         self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan, kept: KeptWorkers | None

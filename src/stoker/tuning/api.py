@@ -14,6 +14,16 @@ from .result import TuneResult
 from .search import TunerSearch
 
 
+def _check(knobs: Sequence[str], budget_s: float) -> None:
+    for knob in knobs:
+        if knob not in ALL_KNOBS:
+            raise UsageError(f"unknown knob {knob!r}: choose from {', '.join(ALL_KNOBS)}")
+    if not budget_s > 0:
+        raise UsageError(f"budget_s must be a positive number of seconds, not {budget_s!r}")
+    if not engine.SUPPORTED:
+        raise UsageError("tuning needs stoker's own workers, which are supported on Linux only")
+
+
 def tune(
     thing: object,
     *,
@@ -49,13 +59,7 @@ def tune(
         >>> print(result.lines["torch"])  # doctest: +SKIP
         DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, prefetch_factor=4)
     """
-    for knob in knobs:
-        if knob not in ALL_KNOBS:
-            raise UsageError(f"unknown knob {knob!r}: choose from {', '.join(ALL_KNOBS)}")
-    if not budget_s > 0:
-        raise UsageError(f"budget_s must be a positive number of seconds, not {budget_s!r}")
-    if not engine.SUPPORTED:
-        raise UsageError("tuning needs stoker's own workers, which are supported on Linux only")
+    _check(knobs, budget_s)
     name = name or getattr(thing, "__name__", None) or type(thing).__name__
     loader = as_loader(thing, batch_size, name)
     if "batch_size" in knobs:

@@ -12,7 +12,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
@@ -147,14 +147,16 @@ def largest(
         raise WorkerTimeoutError(f"no batch that fits was found within {seconds:g} s: allow more time")
     if not low:
         raise UsageError(f"not even a single sample fits: {trials[-1].why}, and {search.limit}")
-    if size is not None:
-        bound = f"time: the search did not finish within {seconds:g} s"
-    elif high > top:
-        bound = f"the dataset: it has {top:,} samples"
-    else:
-        why = next(t.why for t in trials if t.batch_size == high)
-        bound = f"memory: a batch of {high:,} does not fit: {why}, and {search.limit}"
+    bound = f"time: the search did not finish within {seconds:g} s" if size else _bound(high, search, trials)
     return BatchSizes(low, tuple(trials), search.budget, search.name, bound, time.monotonic() - began, own, margin)
+
+
+def _bound(high: int, search: _Search, trials: Sequence[BatchSizeTrial]) -> str:
+    """What keeps a batch from having ``high`` samples."""
+    if high > search.samples:
+        return f"the dataset: it has {search.samples:,} samples"
+    why = next(t.why for t in trials if t.batch_size == high)
+    return f"memory: a batch of {high:,} does not fit: {why}, and {search.limit}"
 
 
 def _next(low: int, high: int, top: int) -> int | None:

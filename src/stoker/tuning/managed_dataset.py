@@ -105,6 +105,10 @@ class ManagedDataset:
         self._is_second = False  # the first trial could not load any sample
         self._threads_matter = True  # see ``set_threads_matter``
         self._not_before = time.monotonic() + (DELAY_S if why_late else 0.0)
+        self._begin(dataset, may_try, why_late)
+
+    def _begin(self, dataset: MapDataset, may_try: bool, why_late: str) -> None:
+        """Starts the trial, or says why not now."""
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is already staged"
         elif len(dataset) < FEWEST_SAMPLES:

@@ -285,17 +285,8 @@ class _ProcessWorker:
             indices = indices.indices
         if not self.runner.wants(indices):
             return
-        if type(indices) is RetryTask:
-            assert isinstance(self.runner, TaskRunner)  # the dataset is map-style
-            if indices.probe:
-                self.phase = TaskPhase.PROBING
-                self.runner.probe(indices)
-                self.phase = TaskPhase.PROBED
-                self.on_sample_start(-1, 0)
-            if indices.replay:
-                self.runner.run(r.epoch, r.task, indices)
-                self.writer.cancel()
-                return
+        if type(indices) is RetryTask and self._retry(r, indices):
+            return
         now = time.perf_counter_ns()
         if now > self.next_checkpoint_ns:
             self.arena.save_rng_checkpoint(r.epoch, r.task, RandomState().to_bytes())
@@ -327,6 +318,20 @@ class _ProcessWorker:
         send(self.results, pack(Kind.BATCH, self.place, r.epoch, r.task, slot, used, meta, times, payload))
         if began > self.next_pss_ns:
             self._measure_memory()
+
+    def _retry(self, r: Message, task: RetryTask) -> bool:
+        """Finds out whether a sample can be loaded, and runs a task again for its effects. Returns whether it is
+        done."""
+        assert isinstance(self.runner, TaskRunner)  # the dataset is map-style
+        if task.probe:
+            self.phase = TaskPhase.PROBING
+            self.runner.probe(task)
+            self.phase = TaskPhase.PROBED
+            self.on_sample_start(-1, 0)
+        if task.replay:
+            self.runner.run(r.epoch, r.task, task)
+            self.writer.cancel()
+        return task.replay
 
     def _measure_memory(self) -> None:
         began = time.perf_counter_ns()

@@ -17,7 +17,7 @@ from . import history, money, patch
 from .headline import headline
 from .merge import Snapshot, merged, snapshots
 from .prices import Prices
-from .schema import Applied, Around, RunReport
+from .schema import Applied, AppliedSettings, Around, LoaderReport, RunReport
 
 
 def report_of(
@@ -43,12 +43,8 @@ def report_of(
     cuda = any(process.cuda for process in processes)
     verdict, findings = diagnose(loaders, machine.cores, cuda, meanwhile, len(machine.gpus), machine.memory)
     partial = any(not process.final for process in processes)
-    applied = None
-    if apply:
-        before, ended = history.load(command), not (code or partial or cut)
-        compared = applied_changes.compare(wall_s, loaders, settings, before, history.digest(command), ended)
-        gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
-        applied = Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
+    applied = _applied(command, wall_s, loaders, settings, not (code or partial or cut)) if apply else None
+    if applied is not None:
         findings = applied_changes.findings(applied) + findings
     for finding in findings:
         finding.diff = patch.of(patch.changes([finding]))
@@ -73,6 +69,16 @@ def report_of(
     report.money = money.of(report, prices) if prices is not None else None
     report.headline = headline(report)
     return report
+
+
+def _applied(
+    command: list[str], wall_s: float, loaders: list[LoaderReport], settings: dict[str, AppliedSettings], is_whole: bool
+) -> Applied:
+    """What ``--apply`` changed, and what that gained. ``is_whole``: the script ended, and with success."""
+    before = history.load(command)
+    compared = applied_changes.compare(wall_s, loaders, settings, before, history.digest(command), is_whole)
+    gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
+    return Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
 
 
 def _as_the_script_saw(machine: resources.Machine, around: Around, processes: Sequence[Snapshot]) -> resources.Machine:
