@@ -175,44 +175,29 @@ def put_into_libraries(packages: Collection[str]) -> dict[str, Held]:
     searched = _used({"torch", "numpy", *packages}, _loaded()) | sys.stdlib_module_names
     for module_name, module in modules:
         file = _file(module) if type(module) is types.ModuleType else ""
-        if not file or _is_users(file) or module_name.partition(".")[0] not in searched:
-            continue
-        out |= _of_user(vars(module), module_name, users)
-        for name, value in list(vars(module).items()):
-            where, kind = f"{module_name}.{name}", type(value)
-            if issubclass(kind, type):
-                if value.__module__ == module_name:
-                    out |= _of_user(vars(value), where, users)
-                    for member, held in list(vars(value).items()):
-                        out |= _inside(held, f"{where}.{member}", users, LEVELS)
-            else:
-                out |= _inside(value, where, users, LEVELS)
+        if file and not _is_users(file) and module_name.partition(".")[0] in searched:
+            _search(vars(module), module_name, users, LEVELS, out)
+            for name, value in list(vars(module).items()):
+                if issubclass(type(value), type) and value.__module__ == module_name:
+                    _search(vars(value), f"{module_name}.{name}", users, LEVELS, out)
     handler = np.geterrcall()
     return out if handler is None else {**out, "numpy.geterrcall()": handler}
 
 
-def _inside(value: Held, where: str, users: Collection[str], levels: int) -> dict[str, Held]:
-    """Functions and classes of the user's in a container."""
-    items = _items(value) if issubclass(type(value), CONTAINERS) else []
-    out = _of_user(dict(enumerate(items)), where, users)
-    for k, x in enumerate(items if levels else ()):
-        out |= _inside(x, f"{where}.{k}", users, levels - 1)
-    return out
-
-
-def _of_user(values: Mapping[Held, Held], where: str, users: Collection[str]) -> dict[str, Held]:
-    """Functions and classes of modules of the user's among a place's values."""
-    out = {}
+def _search(values: Mapping[Held, Held], where: str, users: Collection[str], levels: int, out: dict[str, Held]) -> None:
+    """Adds functions and classes of modules of the user's among values, and in containers among them."""
     for name, value in list(values.items()):
         kind = type(value)
-        fn = value
-        if kind in WRAPPERS:
-            fn = getattr(value, WRAPPERS[kind])
+        if kind in PLAIN:
+            continue
+        fn = getattr(value, WRAPPERS[kind]) if kind in WRAPPERS else value
+        is_put = False
         if type(fn) is types.FunctionType:
             file = fn.__code__.co_filename  # "<string>" for the methods of dataclasses
             is_put = fn.__module__ in users or (not file.startswith("<") and _is_users(file))
-        else:
-            is_put = issubclass(kind, type) and value.__module__ in users
+        elif issubclass(kind, type):
+            is_put = value.__module__ in users
+        elif issubclass(kind, CONTAINERS) and levels >= 0 and (items := _items(value)):
+            _search(dict(enumerate(items)), f"{where}.{name}", users, levels - 1, out)
         if is_put:
             out[f"{where}.{name}"] = value
-    return out
