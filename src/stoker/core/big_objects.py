@@ -6,15 +6,18 @@ import itertools
 import sys
 import types
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from .object_tree import CONTAINERS, DEPTH, PLAIN, WIDTH, attributes, children, package_of
+from .object_tree import CONTAINERS, DEPTH, PLAIN, WIDTH, Table, attributes, children, package_of
 
 NODES = 20_000  # objects visited at most
 SAMPLES = (64, 16, 8, 4)  # items of a container from which its size is estimated, by depth
+Container: TypeAlias = Collection[object] | NDArray[np.object_]  # one of ``CONTAINERS``, or an array of objects
 
 
 class Big(NamedTuple):
@@ -33,7 +36,7 @@ def big(dataset: object, at_least: int) -> list[Big]:
     return _big(dataset, at_least, "dataset", DEPTH, {})
 
 
-def _big(obj: Any, at_least: int, path: str, depth: int, seen: dict[int, object]) -> list[Big]:
+def _big(obj: object, at_least: int, path: str, depth: int, seen: dict[int, object]) -> list[Big]:
     if type(obj) in PLAIN or id(obj) in seen or not depth or len(seen) > NODES:
         return []
     seen[id(obj)] = obj  # kept alive: otherwise another object could reuse its id
@@ -51,7 +54,7 @@ def _big(obj: Any, at_least: int, path: str, depth: int, seen: dict[int, object]
     return inside or whole
 
 
-def _is_object_array(x: object) -> bool:
+def _is_object_array(x: object) -> TypeGuard[NDArray[np.object_]]:
     return isinstance(x, np.ndarray) and x.dtype.hasobject and x.ndim > 0
 
 
@@ -66,7 +69,7 @@ def _as_list(obj: object, path: str) -> str:
     return f"list({path})" if isinstance(obj, deque) else path
 
 
-def _of_table(frame: Any, at_least: int, path: str) -> list[Big]:
+def _of_table(frame: Table, at_least: int, path: str) -> list[Big]:
     try:
         columns = [frame] if frame.ndim == 1 else [frame.iloc[:, i] for i in range(min(WIDTH, frame.shape[1]))]
         arrays = [c.to_numpy() for c in columns if c.dtype == object]
@@ -78,7 +81,7 @@ def _of_table(frame: Any, at_least: int, path: str) -> list[Big]:
     return [Big(path, f"a {kind} of {n:,} rows with objects in it", nbytes, remedy)] if nbytes >= at_least else []
 
 
-def _some_items(obj: Any, most: int) -> list[Any]:
+def _some_items(obj: Container, most: int) -> list[object]:
     """A few items of a container; ``(key, value)`` pairs for a dict."""
     if isinstance(obj, np.ndarray):
         obj = obj.reshape(-1) if obj.flags.c_contiguous else obj[..., 0] if obj.ndim > 1 else obj
@@ -87,15 +90,18 @@ def _some_items(obj: Any, most: int) -> list[Any]:
     return list(itertools.islice(obj.items() if isinstance(obj, dict) else obj, most))
 
 
-def _description(obj: Any) -> str:
-    kinds = {type(x[1] if isinstance(obj, dict) else x).__name__ for x in _some_items(obj, SAMPLES[0])}
+def _description(obj: Container) -> str:
+    kinds = {
+        type(x[1] if isinstance(obj, dict) and isinstance(x, tuple) else x).__name__
+        for x in _some_items(obj, SAMPLES[0])
+    }
     of = f"{kinds.pop()}s" if len(kinds) == 1 else "objects"
     if isinstance(obj, np.ndarray):
         return f"an array of {obj.size:,} {of}"
     return f"{'an' if type(obj).__name__[0] in 'AEIOaeio' else 'a'} {type(obj).__name__} of {len(obj):,} {of}"
 
 
-def _weight(obj: Any, deep: int = 0) -> int:
+def _weight(obj: object, deep: int = 0) -> int:
     """Estimated bytes of an object and of everything inside it that nothing else references."""
     if isinstance(obj, torch.Tensor) or (isinstance(obj, np.ndarray) and not _is_object_array(obj)):
         return 200  # the object alone; its numbers are not copied
@@ -110,11 +116,11 @@ def _weight(obj: Any, deep: int = 0) -> int:
     return size
 
 
-def _container_weight(obj: Any, size: int, deep: int) -> int:
+def _container_weight(obj: Container, size: int, deep: int) -> int:
     some = _some_items(obj, SAMPLES[deep])
     if not some:
         return size
-    parts = [[*x] if isinstance(obj, dict) else [x] for x in some]
+    parts = [[*x] if isinstance(obj, dict) and isinstance(x, tuple) else [x] for x in some]
     distinct = {id(x): x for part in parts for x in part}
     weight = sum(_weight(x, deep + 1) for x in distinct.values())
     if len(some) > 8 and len({id(part[-1]) for part in parts}) * 2 < len(some) and not isinstance(obj, dict):

@@ -7,12 +7,14 @@ import sys
 import types
 import weakref
 from collections.abc import Collection
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .object_tree import attributes
+from .types import Sample
 
 IDENTICAL = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 Seen: TypeAlias = dict[tuple[int, int], tuple[object, object]]
@@ -26,7 +28,7 @@ def equal_bits(a: object, b: object) -> bool:
     return _equal(a, b, {})
 
 
-def _equal(a: Any, b: Any, seen: Seen) -> bool:
+def _equal(a: Sample, b: Sample, seen: Seen) -> bool:
     if a is b:
         return True
     kind = type(a)
@@ -58,7 +60,7 @@ def _equal(a: Any, b: Any, seen: Seen) -> bool:
     return _equal_objects(a, b, seen)
 
 
-def _without_address(items: dict[Any, Any]) -> Collection[Any]:
+def _without_address(items: dict[object, object]) -> Collection[object]:
     """The values of a dict, without the ``id`` of a MONAI transform record: it is an address and may differ in each
     call."""
     if "do_transforms" in items and "extra_info" in items:
@@ -81,7 +83,7 @@ def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8)) if a.numel() else True
 
 
-def _equal_arrays(a: Any, b: Any, seen: Seen) -> bool:
+def _equal_arrays(a: NDArray[np.generic], b: NDArray[np.generic], seen: Seen) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     if a.dtype.hasobject:

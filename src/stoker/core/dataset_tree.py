@@ -5,17 +5,17 @@ from __future__ import annotations
 import bisect
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import cast
 
-from .types import Index
+from .types import Index, MapDataset
 
 NESTED = 16  # datasets nested in each other, at most
 MOST = 2_000  # datasets in total
 FILES = ("samples", "imgs", "images", "files", "paths", "filenames")  # attributes that list files
 
 
-def without_subsets(dataset: object) -> Any:
+def without_subsets(dataset: MapDataset) -> MapDataset:
     """Unwraps nested ``torch.utils.data.Subset``s; returns any other dataset unchanged."""
     kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)  # importing torch takes a second
     while kind is not None and type(dataset) is kind:
@@ -23,7 +23,7 @@ def without_subsets(dataset: object) -> Any:
     return dataset
 
 
-def inner_datasets(dataset: Any) -> Iterator[Any]:
+def inner_datasets(dataset: object) -> Iterator[object]:
     """Yields the dataset and those nested in it: in a ``Subset``, ``ConcatDataset``, ``Staged`` or user-defined
     wrapper."""
     waiting, seen = [dataset], set[int]()
@@ -40,14 +40,15 @@ def inner_datasets(dataset: Any) -> Iterator[Any]:
                 waiting += several.values() if isinstance(several, dict) else several
 
 
-def unwrap(dataset: Any, index: Index) -> tuple[Any, Index] | None:
+def unwrap(dataset: MapDataset, index: Index) -> tuple[MapDataset, Index] | None:
     """Returns the inner dataset that holds a sample, and the sample's index there; None if unknown. Handles subsets,
     concatenations, and wrappers of the same length as the dataset they wrap."""
     ends = getattr(dataset, "cumulative_sizes", None)
     if ends is not None:
         index = index + len(dataset) if index < 0 else index
         k = bisect.bisect_right(ends, index)
-        return dataset.datasets[k], index - (ends[k - 1] if k else 0)
+        several: Sequence[MapDataset] = getattr(dataset, "datasets", ())
+        return several[k], index - (ends[k - 1] if k else 0)
     inner = getattr(dataset, "dataset", None)
     if inner is None:
         return None
@@ -56,7 +57,7 @@ def unwrap(dataset: Any, index: Index) -> tuple[Any, Index] | None:
     return (inner, index) if len(inner) == len(dataset) else None
 
 
-def listed_file(dataset: Any, index: Index) -> str:
+def listed_file(dataset: object, index: Index) -> str:
     """Returns a sample's file from a list that the dataset itself holds; "" if there is none."""
     for name in FILES:
         files = getattr(dataset, name, None)
@@ -68,14 +69,14 @@ def listed_file(dataset: Any, index: Index) -> str:
     return ""
 
 
-def file_of(dataset: Any, index: Index) -> str:
+def file_of(dataset: object, index: Index) -> str:
     """Returns a sample's file, from the dataset or from one nested in it; "" if unknown."""
     with contextlib.suppress(Exception):  # a dataset's attributes may be properties that do anything
         for _ in range(NESTED):
             if isinstance(dataset, (list, tuple)) and isinstance(index, int) and type(dataset[index]) is str:
                 return str(dataset[index])  # a staged list of paths
             found = listed_file(dataset, index)
-            inner = None if found else unwrap(dataset, index)
+            inner = None if found else unwrap(cast("MapDataset", dataset), index)
             if inner is None:
                 return found
             dataset, index = inner

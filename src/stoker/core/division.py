@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -55,7 +54,7 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _values(fn: types.FunctionType, names: set[str]) -> Iterator[Any]:
+def _values(fn: types.FunctionType, names: set[str]) -> Iterator[object]:
     """The values of the names in a function: globals, and members of the modules it names."""
     found = [fn.__globals__[name] for name in names if name in fn.__globals__]
     yield from found

@@ -19,7 +19,7 @@ import sys
 import types
 import zlib
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Fingerprint:
         self._parts: PartsByPath = {}
         self._visit(obj, ROOT, DEPTH)
 
-    def _visit(self, obj: Any, path: str, depth: int) -> None:
+    def _visit(self, obj: object, path: str, depth: int) -> None:
         if type(obj) in PLAIN:
             self._parts[path] = obj
             return
@@ -79,7 +79,7 @@ class Fingerprint:
                 continue
             self._visit(inner, path + step, depth - 1)
 
-    def _part(self, obj: Any) -> tuple[_Part | None, bool]:
+    def _part(self, obj: object) -> tuple[_Part | None, bool]:
         """Returns what to compare for the object itself, if anything, and whether to descend into its attributes or
         items."""
         if isinstance(obj, torch.Tensor):
@@ -194,7 +194,7 @@ def _of_tensor(t: torch.Tensor) -> object:
     return t.data_ptr() if plain else id(t), t._version
 
 
-def _of_array(x: NDArray[Any]) -> object:
+def _of_array(x: NDArray[np.generic]) -> object:
     if x.dtype.hasobject:
         return _of_container(x.reshape(-1)[:WHOLE].tolist())
     if x.nbytes <= ARRAY_BYTES:
@@ -226,7 +226,7 @@ def _of_column(x: Table) -> object:
     return _of_container(values.tolist()) if values.dtype.hasobject else _of_array(values)
 
 
-def ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
+def ctypes_bytes(x: object) -> NDArray[np.uint8] | None:
     """The bytes of ``multiprocessing.Value`` and ``Array``, and of ctypes values; None for anything else."""
     ctypes = sys.modules.get("ctypes")
     if ctypes is None:
@@ -237,10 +237,10 @@ def ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
     return np.frombuffer(x, np.uint8) if isinstance(x, kinds) and ctypes.sizeof(x) else None
 
 
-def _of_container(x: Any) -> int:
+def _of_container(x: Collection[object]) -> int:
     """Hashes the items if they are plain or tuples of plain values. Otherwise they are visited one by one; if there are
     too many for that, hashes which of them are data, which detects a list of None being filled with arrays."""
-    items: Iterable[Any] = x.items() if isinstance(x, dict) else x
+    items: Iterable[object] = x.items() if isinstance(x, dict) else x
     if len(x) > WHOLE:
         items = x[:: len(x) // FEW] if isinstance(x, (list, tuple)) else itertools.islice(items, FEW)
     try:
@@ -255,7 +255,7 @@ def _of_container(x: Any) -> int:
         return 0
 
 
-def _all_plain(items: tuple[Any, ...]) -> bool:
+def _all_plain(items: tuple[object, ...]) -> bool:
     kinds = set(map(type, items))
     if tuple in kinds:
         tuples = [v for v in items if type(v) is tuple]

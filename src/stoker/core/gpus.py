@@ -52,7 +52,7 @@ class Nvml:
     """The GPUs that this process may use (CUDA_VISIBLE_DEVICES); empty without NVML. Does not initialise CUDA."""
 
     def __init__(self) -> None:
-        self._handles: dict[int, Any] = {}  # by index
+        self._handles: dict[int, object] = {}  # by index
         self._nvml: Any = None
         with contextlib.suppress(Exception):  # not installed; no driver
             import pynvml
@@ -63,13 +63,13 @@ class Nvml:
             every = [(i, self._uuid(handle)) for i, handle in enumerate(handles)]
             self._handles = {i: handles[i] for i in visible_gpus(every, os.environ.get("CUDA_VISIBLE_DEVICES"))}
 
-    def _uuid(self, handle: Any) -> str:
+    def _uuid(self, handle: object) -> str:
         try:
             return _text(self._nvml.nvmlDeviceGetUUID(handle))
         except Exception:  # not supported on this device
             return ""
 
-    def _use(self, handle: Any) -> float | None:
+    def _use(self, handle: object) -> float | None:
         try:
             return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         except Exception:  # as above

@@ -15,16 +15,33 @@ import random
 import struct
 import sys
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypedDict, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-StateDict: TypeAlias = dict[str, Any]  # what ``RandomState.get_state(legacy=False)`` returns
+Memory: TypeAlias = ctypes.Array[ctypes.c_char]
 _WORDS = 625  # 624 words of state, and the position in them
 _WORDS_BYTES = _WORDS * 4
 _HALF_BYTES = 16  # an int that says whether a normal number is cached, 4 bytes of padding, and the number (double)
 _bits: object = None
-_memory: tuple[Any, Any] | None = None  # ctypes arrays over the words, and over the cached normal number
+_memory: tuple[Memory, Memory] | None = None  # ctypes arrays over the words, and over the cached normal number
+
+
+class TwisterState(TypedDict):
+    """Part of a ``StateDict``."""
+
+    key: NDArray[np.uint32]
+    pos: int
+
+
+class StateDict(TypedDict):
+    """What ``RandomState.get_state(legacy=False)`` returns for a Mersenne Twister."""
+
+    bit_generator: str
+    state: TwisterState
+    has_gauss: int
+    gauss: float
 
 
 def save() -> object:
@@ -42,7 +59,7 @@ def restore(saved: object) -> None:
     """Restores a state that ``save`` returned."""
     memory = _find_memory()
     if type(saved) is not bytes or memory is None:
-        np.random.set_state(as_dict(saved))
+        np.random.set_state({**as_dict(saved)})
         return
     words, half = memory
     with np.random.mtrand._rand._bit_generator.lock:
@@ -64,10 +81,12 @@ def seed(words: list[int]) -> None:
 def as_dict(saved: object) -> StateDict:
     """Converts what ``save`` returned to the result of ``RandomState.get_state(legacy=False)``."""
     if type(saved) is not bytes:
-        found: StateDict = thaw(saved)
-        return found
+        return cast(StateDict, thaw(saved))
     at = _WORDS_BYTES - 4
-    key = {"key": np.frombuffer(saved[:at], np.uint32), "pos": int.from_bytes(saved[at:_WORDS_BYTES], sys.byteorder)}
+    key: TwisterState = {
+        "key": np.frombuffer(saved[:at], np.uint32),
+        "pos": int.from_bytes(saved[at:_WORDS_BYTES], sys.byteorder),
+    }
     has_gauss, gauss = struct.unpack("i4xd", saved[_WORDS_BYTES:])
     return {"bit_generator": "MT19937", "state": key, "has_gauss": has_gauss, "gauss": gauss}
 
@@ -81,7 +100,7 @@ def freeze(state: object) -> object:
     return state
 
 
-def thaw(state: object) -> Any:
+def thaw(state: object) -> object:
     """Inverse of ``freeze``."""
     if not isinstance(state, tuple):
         return state
@@ -90,7 +109,7 @@ def thaw(state: object) -> Any:
     return {k: thaw(v) for k, v in state}
 
 
-def _find_memory() -> tuple[Any, Any] | None:
+def _find_memory() -> tuple[Memory, Memory] | None:
     """The generator's memory; None if it cannot be used."""
     global _bits, _memory
     bits = np.random.mtrand._rand._bit_generator
@@ -100,8 +119,7 @@ def _find_memory() -> tuple[Any, Any] | None:
         if type(bits) is np.random.MT19937 and half_at is not None:
             words = (ctypes.c_char * _WORDS_BYTES).from_address(bits.ctypes.state_address)
             half = (ctypes.c_char * _HALF_BYTES).from_address(id(np.random.mtrand._rand) + half_at)
-            state: StateDict = np.random.get_state(legacy=False)
-            if freeze(as_dict(words.raw + half.raw)) == freeze(state):
+            if freeze(as_dict(words.raw + half.raw)) == freeze(np.random.get_state(legacy=False)):
                 _memory = words, half
     return _memory
 
@@ -115,7 +133,7 @@ def _half_pair_offset() -> int | None:
     other = np.random.RandomState(0)
     size = type(other).__basicsize__
     memory = (ctypes.c_char * size).from_address(id(other))
-    state: StateDict = other.get_state(legacy=False)
+    state = other.get_state(legacy=False)
     places = set(range(0, size - _HALF_BYTES + 1, 8))
     for has_gauss, gauss in ((1, 1.2345678901234e-77), (1, -9.87654321e55), (0, 0.0)):
         other.set_state({**state, "has_gauss": has_gauss, "gauss": gauss})

@@ -72,13 +72,13 @@ def is_table(obj: object) -> TypeGuard[Table]:
     return any(isinstance(cls, type) and isinstance(obj, cls) for cls in found)
 
 
-def children(obj: Any) -> Iterator[tuple[str, Any]]:
+def children(obj: object) -> Iterator[tuple[str, object]]:
     """Yields attributes and items of an object, each with its path step; class attributes come first. A stoker class
     defines ``_stoker_children`` to yield only what its user gave it."""
     if isinstance(obj, (dict, list, tuple, *_CODE)):
         yield from parts(obj)
-    elif hasattr(type(obj), "_stoker_children"):
-        yield from obj._stoker_children()
+    elif (own := getattr(type(obj), "_stoker_children", None)) is not None:
+        yield from own(obj)
     elif is_filesystem(obj):  # its listings and connections are not part of the dataset's data
         yield from ((f".{name}", getattr(obj, name, None)) for name in ("storage_args", "storage_options"))
     elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)) and not is_table(obj):
@@ -87,7 +87,7 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
             yield from _of_instance(obj)
 
 
-def parts(obj: Any) -> Iterator[tuple[str, Any]]:
+def parts(obj: object) -> Iterator[tuple[str, object]]:
     """Yields the items of a container, or what a function, bound method or partial holds; nothing for other objects."""
     if isinstance(obj, dict):
         yield from ((f"[{k!r}]", v) for k, v in list(itertools.islice(obj.items(), WIDTH)))
@@ -114,7 +114,7 @@ def _of_instance(obj: object) -> Iterator[tuple[str, object]]:
     yield from ((f".{k}", v) for k, v in own.items())
 
 
-def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
+def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, object]]:
     """Yields the objects reachable by attributes and items, each with its path, except values, arrays and tensors.
     Follows only attributes in ``names``; None: all."""
     waiting: list[tuple[str, object, int]] = [("dataset", obj, DEPTH)]

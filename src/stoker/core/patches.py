@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Patches:
@@ -18,7 +20,7 @@ class Patches:
         self.late: dict[tuple[object, str], Any] = {}
         self._put: dict[tuple[object, str], tuple[object, object]] = {}  # the original and the new attribute
 
-    def put(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
+    def put(self, owner: object, name: str, make: Callable[[Any], object]) -> None:
         """Replaces ``owner.name`` by ``make(owner.name)``, unless it is replaced already."""
         key = owner, name
         if key in self._put:
@@ -44,7 +46,7 @@ class Patches:
             del self._put[owner, name]
 
 
-def subclasses(cls: Any) -> list[Any]:
+def subclasses(cls: type[T]) -> list[type[T]]:
     """All subclasses of a class that exist now, direct and indirect."""
     found = [s for direct in cls.__subclasses__() for s in (direct, *subclasses(direct))]
     return list(dict.fromkeys(found))

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ import torch
 from . import numpy_state
 from .errors import StateError
 from .numpy_state import freeze, thaw
+from .types import JsonObject
 
 Generator: TypeAlias = (
     random.Random | torch.Generator | np.random.RandomState | np.random.Generator | np.random.BitGenerator
@@ -87,7 +88,7 @@ class RandomState:
         state.values = pickle.loads(raw)
         return state
 
-    def to_texts(self, names: Iterable[str]) -> dict[str, Any]:
+    def to_texts(self, names: Iterable[str]) -> JsonObject:
         """The states of these generators as texts, by name, for a state dict: at most 3.5 KB each."""
         return {name: _WRITE.get(name, to_text)(self.values[name]) for name in names}
 
@@ -157,9 +158,9 @@ def set_state(generator: Generator, state: Value) -> None:
     elif generator is _GLOBAL["numpy"]:
         numpy_state.restore(state)
     elif isinstance(generator, np.random.RandomState):
-        generator.set_state(thaw(state))
+        generator.set_state(cast("dict[str, object]", thaw(state)))
     else:
-        bit_generator(generator).state = thaw(state)
+        bit_generator(generator).state = cast("dict[str, object]", thaw(state))
 
 
 def bit_generator(generator: np.random.Generator | np.random.BitGenerator) -> np.random.BitGenerator:

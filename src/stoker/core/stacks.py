@@ -6,8 +6,9 @@ import contextlib
 import functools
 import os
 import re
+from collections.abc import Iterable
 from types import CodeType, FrameType
-from typing import Any
+from typing import cast
 
 from . import packages
 from .dataset_tree import inner_datasets
@@ -28,13 +29,13 @@ def known_transforms(dataset: object) -> dict[CodeType, str]:
     out: dict[CodeType, str] = {}
     seen: set[int] = set()
 
-    def add(thing: Any) -> None:
+    def add(thing: object) -> None:
         if thing is None or id(thing) in seen:
             return
         seen.add(id(thing))
         listed = getattr(thing, "transforms", None)
         if listed is None and type(thing).__name__ == "Sequential":
-            listed = list(thing)
+            listed = list(cast("Iterable[object]", thing))
         if isinstance(listed, (list, tuple)):
             for t in listed:
                 add(t)
@@ -58,7 +59,7 @@ def known_transforms(dataset: object) -> dict[CodeType, str]:
     return out
 
 
-def vars_of(cls: type, name: str) -> Any:
+def vars_of(cls: type, name: str) -> object:
     """The attribute that a class or one of its bases defines, without calling descriptors."""
     return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
 

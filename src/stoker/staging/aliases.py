@@ -10,13 +10,15 @@ import pathlib
 import re
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..core.compare import IDENTICAL
 from ..core.object_tree import children, walk
+from ..core.types import Attributes
 from .store.encode import CacheError
 
 NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
@@ -25,6 +27,7 @@ PLAIN = frozenset((int, float, str, bytes, bool, type(None)))  # exact types: a 
 FEW, MOST_WORK = 16, 10_000  # arrays compared in pairs; see ``numpy.shares_memory``
 DEPTH = 6  # nesting depth of containers and objects
 WITHOUT_STATE = (tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+Array: TypeAlias = torch.Tensor | NDArray[np.generic]
 IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta)
 
 
@@ -43,7 +46,7 @@ class OtherNames:
     """Finds under which names a dataset holds an object or the memory of an array: ``self.cur = self.state[1:2]``.
     ``scopes``: global variables of its functions."""
 
-    def __init__(self, dataset: object, scopes: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, dataset: object, scopes: Iterable[Attributes]) -> None:
         self._names: dict[int, set[str]] = {}  # by id of an object
         self._ranges: list[tuple[tuple[int, int], str]] = []
         self._held: list[object] = []  # keeps ids from being used again
@@ -106,7 +109,7 @@ def refuse_aliases(state: object, dataset: object) -> None:
 
     Repeated references within a pickled object (such as a table row) are fine: ``pickle`` preserves them."""
     seen: dict[int, tuple[object, object]] = {}  # by id: a value, and the pickled object that contains it
-    ranges: list[tuple[tuple[int, int], int, Any]] = []
+    ranges: list[tuple[tuple[int, int], int, Array]] = []
     waiting: list[tuple[object, object]] = [(state, None)]
     while waiting:
         x, holder = waiting.pop()
@@ -136,10 +139,10 @@ def refuse_aliases(state: object, dataset: object) -> None:
         raise CacheError("two variables before the cut share memory")
 
 
-def _share(a: Any, b: Any) -> bool:
+def _share(a: Array, b: Array) -> bool:
     """Whether two arrays or tensors share an element: ``boxes[:, :4]`` and ``boxes[:, 4]`` do not."""
     try:
-        most: Any = MOST_WORK  # NumPy's stubs allow two values only
+        most = cast("Literal[0]", MOST_WORK)  # NumPy's stubs allow two values only
         return np.shares_memory(np.asarray(a), np.asarray(b), max_work=most)
     except Exception:  # too hard to tell, or no array
         return True
@@ -149,7 +152,7 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def _range_of(x: torch.Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
+def _range_of(x: Array) -> tuple[int, int]:
     """Address range of an array or tensor."""
     if isinstance(x, np.ndarray):
         first = int(x.__array_interface__["data"][0])

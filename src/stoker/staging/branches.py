@@ -50,10 +50,12 @@ import types
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
+
+from .library_objects import Held
 
 T = TypeVar("T", bound=ast.AST)
 Comprehension = TypeVar("Comprehension", bound=ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
@@ -165,7 +167,7 @@ def _first(number: int, items: Iterator[object]) -> Iterator[object]:
         return
 
 
-def _marks_callee(number: int, called: Any) -> Any:
+def _marks_callee(number: int, called: Held) -> Held:
     """Marks a branch for each function or class that is called, and returns it. Runs no code of the user's objects."""
     fn, kind = called, type(called)
     while kind in WRAPPERS:
@@ -312,7 +314,7 @@ class _Marker(ast.NodeTransformer):
         if not isinstance(body[-1], LEAVES):
             yield self._mark(body[-1], "end")
 
-    def _visit_try(self, node: Any) -> Any:  # ast.Try, or ast.TryStar, which Python 3.10 lacks
+    def _visit_try(self, node: ast.Try | ast.TryStar) -> ast.AST:  # ast.Try, or ast.TryStar, which Python 3.10 lacks
         self.generic_visit(node)
         if node.handlers:
             node.body = list(self._each_marked(node.body))

@@ -6,16 +6,17 @@ import copy
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
 from ..core.marked_code import original
 from ..core.types import Attributes
 from .containers import items_of
+from .library_objects import Held
 
 Rewritten = TypeVar("Rewritten")
-Value: TypeAlias = Any  # return value of a user's call
+Value: TypeAlias = Held  # return value of a user's call
 Thunk: TypeAlias = Callable[[], Value]
 AnyCallable: TypeAlias = Callable[..., Value]
 Values: TypeAlias = Callable[[], tuple[object, ...]]  # returns the values of local variables, some possibly unbound
@@ -51,7 +52,7 @@ def call_of(called: Value, args: tuple[object, ...], kwargs: dict[str, object]) 
 class Callee(NamedTuple):
     """The Python function that a call runs."""
 
-    fn: Any  # a types.FunctionType; mypy would bind a field of that type like a method
+    fn: Held  # a types.FunctionType; mypy would bind a field of that type like a method
     bound: object  # object it is bound to; None for a plain function
 
     @property
@@ -65,7 +66,7 @@ class Callee(NamedTuple):
         return (self.bound,) if self.is_method else ()
 
 
-def callee_of(called: Any) -> Callee | None:
+def callee_of(called: object) -> Callee | None:
     """The Python function that a callable runs: itself, ``forward``, ``__call__``; None for native code and classes."""
     if isinstance(called, types.FunctionType):
         return Callee(called, None)

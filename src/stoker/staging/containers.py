@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-Transform: TypeAlias = Callable[..., Any]
+from .library_objects import Held
+
+Transform: TypeAlias = Callable[..., Held]
+Container = TypeVar("Container", bound=Callable[..., object])
 _MODULES = "_modules"
 
 
@@ -55,7 +58,7 @@ class Loop:
     def __init__(self, transforms: list[Transform]) -> None:
         self.transforms = transforms
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> object:
         """Returns the result of the last transform."""
         for transform in self.transforms:
             out = transform(*args)
@@ -66,7 +69,7 @@ class Loop:
         return args[0] if len(args) == 1 else args
 
 
-def with_items(container: Any, attribute: str, items: list[Transform]) -> Any:
+def with_items(container: Container, attribute: str, items: list[Transform]) -> Container:
     """Shallow copy of a container with other transforms. It shares everything else with the original."""
     new = object.__new__(type(container))
     held = new.__dict__
@@ -75,14 +78,16 @@ def with_items(container: Any, attribute: str, items: list[Transform]) -> Any:
         held[attribute] = type(container.__dict__[attribute])(items)
         return new
     if attribute:
-        modules: Any = items
+        modules: Held = items
         held[_MODULES] = {**held[_MODULES], attribute.removeprefix(f"{_MODULES}."): torch.nn.ModuleList(modules)}
     else:
         held[_MODULES] = {str(k): m for k, m in enumerate(items)}
     return new
 
 
-def run_with_items(container: Any, attribute: str, items: list[Transform], *args: object, **kwargs: object) -> Any:
+def run_with_items(
+    container: Transform, attribute: str, items: list[Transform], *args: object, **kwargs: object
+) -> Held:
     """Calls a container with other transforms. Attributes that the call sets end up on the container itself."""
     part = with_items(container, attribute, items)
     out = part(*args, **kwargs)

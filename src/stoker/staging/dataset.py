@@ -8,12 +8,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..core.errors import StaleCacheError, UsageError
-from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
+from ..core.types import Attributes, Batch, Index, JsonObject, MapDataset, Sample
 from ..core.warn import warn_user
 from ..workers.exceptions import users_part
 from ..workers.gather import Select
@@ -78,9 +77,9 @@ class Staged(Wrapper):
 
     def __init__(
         self,
-        dataset: Any,
-        prepare: Callable[[Any], Sample] | None = None,
-        augment: Callable[[Any], Sample] | None = None,
+        dataset: MapDataset | torch.utils.data.Dataset[Sample],
+        prepare: Callable[[Sample], Sample] | None = None,
+        augment: Callable[[Sample], Sample] | None = None,
         *,
         augment_batch: Callable[[Batch], Batch] | None = None,
         cache: str | None = "auto",
@@ -104,7 +103,7 @@ class Staged(Wrapper):
         self._epoch = 0  # number of the current epoch
         self._first_epoch = 0  # first epoch that this cache served
         self._begun = 0  # number of caches so far: nodes of a cluster discard theirs too
-        self.stands_for: Any = None  # the dataset that a script's workers believe they have
+        self.stands_for: object = None  # the dataset that a script's workers believe they have
         self._said = (prepare, augment)
         self._cache_key = cache_key
         self._ignored: set[str] | None = None
@@ -240,7 +239,7 @@ class Staged(Wrapper):
         given = (self.dataset, *self._said, self.augment_batch)
         yield from zip((".dataset", ".prepare", ".augment", ".augment_batch"), given, strict=True)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Attributes:
         state = self.__dict__.copy()
         if get_spawning_popen() is None:
             state["_store"] = state["_table"] = None  # their memory belongs to this run and its workers
@@ -248,7 +247,7 @@ class Staged(Wrapper):
             del state[made]
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Attributes) -> None:
         self.__dict__.update(state)
         if self.split is not None and self.split.memo is not None and self._table is None:
             self._table = table_for(self._samples, self.split.memo.sites, *self._memories[1:])

@@ -12,14 +12,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..core.compare import equal_bits
-from ..core.random_state import RandomState, owns_global_generators
+from ..core.random_state import Generator, RandomState, owns_global_generators
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
@@ -76,7 +76,7 @@ class Filler:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: MapDataset,
         split: Split | None,
         functions: Sequence[object],
         prepare: Callable[[Index], Sample],
@@ -104,7 +104,7 @@ class Filler:
         self._vetted_alone: set[frozenset[int]] = set()  # branches of batches that were then vetted sample by sample
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
         self.comparison = CheckSchedule()
-        self._generators: list[tuple[str, Any]] | None = None
+        self._generators: list[tuple[str, Generator]] | None = None
         self._generators_pid = 0
         self.read_threads: int | str = "auto"  # see ``DataLoader``
         self.reads: ReadThreads | None = None

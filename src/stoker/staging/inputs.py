@@ -30,7 +30,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import Dataset
@@ -157,7 +157,7 @@ class Inputs(ValueDigests):
         self._ignored = ignored
         self.left_out: set[str] = set()  # attributes that were found and ignored
         self._of_code: set[str] = set()  # paths of functions
-        self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that cache their results
+        self.caches: list[functools._lru_cache_wrapper[object]] = []  # functions that cache their results
         self.packages: set[str] = set()  # libraries whose functions and classes may be used
         self._beside_descriptors: set[str] = set()  # names in code that reads by descriptor: ``os.pread(self.fd, 8)``
         self._variables: set[str] = set()  # of the environment, which code names

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
@@ -29,7 +28,7 @@ _claim: takeover.Settings | None = None
 _caches: dict[int, tuple[object, Staged | None]] = {}  # by dataset id: the dataset, and its version with a cache
 
 
-def install(**defaults: Any) -> None:
+def install(**defaults: object) -> None:
     """Puts stoker's engine behind ``torch.utils.data.DataLoader`` itself, for code that creates its own loaders.
 
     Existing loaders are included from their next iterator on. Without arguments, their settings remain unchanged. Calls
@@ -79,7 +78,7 @@ def active() -> bool:
 
 
 @contextlib.contextmanager
-def installed(**defaults: Any) -> Iterator[None]:
+def installed(**defaults: object) -> Iterator[None]:
     """``install`` for the duration of a ``with`` block.
 
     Example:

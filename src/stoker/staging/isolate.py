@@ -33,7 +33,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -81,13 +81,13 @@ class SideEffect(UsageError):
     """The function would change something outside its process."""
 
 
-class Trial:
+class Trial(Generic[T]):
     """Runs a function in a child process, which sends its result as a pickle. After ``limit_s`` the kernel kills it."""
 
     memories: Sequence[MemoryTables] = ()  # the node's memory for the cache, if its ranks share one
     sample_s = math.inf  # seconds for the first sample, once the child has made it; see ``tell_sample_time``
 
-    def __init__(self, fn: Callable[[], object], limit_s: float, waits: bool = False) -> None:
+    def __init__(self, fn: Callable[[], T], limit_s: float, waits: bool = False) -> None:
         """``waits``: a batch waits for the trial, so it does not yield to other processes."""
         self._parts: list[bytes] = []
         self._reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -122,7 +122,7 @@ class Trial:
                 self._parts = [part[TIME.size :]]
         return False
 
-    def result(self) -> Any:
+    def result(self) -> T:
         """Returns the function's result, once ``wait`` returned True. Raises UsageError if it or the child failed."""
         if not any(self._parts):
             raise UsageError(self._ended)
@@ -132,7 +132,8 @@ class Trial:
             raise UsageError("the trial's process was killed while sending its result") from None
         if kind == "error":
             raise UsageError(value)
-        return value
+        made: T = value
+        return made
 
     def close(self) -> None:
         """Kills the child, whatever it is doing."""
@@ -158,8 +159,7 @@ def run_isolated(fn: Callable[[], T], limit_s: float = 60.0, waits: bool = False
     trial = Trial(fn, limit_s, waits)
     try:
         trial.wait(limit_s + 1)
-        result: T = trial.result()
-        return result
+        return trial.result()
     finally:
         trial.close()
 
@@ -258,7 +258,7 @@ def _record_looks() -> None:
 
 def _recording(look: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(look)
-    def recorded(path: Any, *args: Any, **kwargs: Any) -> T:
+    def recorded(path: object, *args: object, **kwargs: object) -> T:
         if isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None:
             _note(os.fsdecode(path))
         return look(path, *args, **kwargs)

@@ -21,11 +21,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from ..core import private_sockets, resources
 from ..core.errors import StokerError, UsageError
-from ..core.types import Batch, Index
+from ..core.types import Batch, Index, MapDataset
 from . import plain
 from .change_watch import UNCHANGED, Changing
 from .inputs import Inputs
@@ -66,14 +65,14 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def start_trial(
-    dataset: Any,
+    dataset: MapDataset,
     limit_s: float,
     changing: Changing = UNCHANGED,
     indices: Sequence[Index] = (),
     sampler: Iterable[Index] = (),
     collate_fn: Callable[..., Batch] | None = None,
     alone: bool = False,
-) -> Trial:
+) -> Trial[TrialResult]:
     """Starts a trial of a dataset, or waits for the rank of this node that runs it. When the trial has ended, its
     ``memories`` are the node's. ``alone``: other ranks do not take part. For other arguments see ``find_plan``. Raises
     OSError if no process can be started."""
@@ -94,7 +93,7 @@ def start_trial(
     return Trial(find, 2 * limit_s)
 
 
-def _name(dataset: Any) -> tuple[str, set[str]]:
+def _name(dataset: object) -> tuple[str, set[str]]:
     """The socket's name, the same in all ranks of a run with the same dataset; and the attributes that may differ."""
     run = [os.environ.get(k) for k in ("MASTER_ADDR", "MASTER_PORT")]
     content, left_out = run_isolated(lambda: _content(dataset), DIGEST_S)  # runs the user's code
@@ -120,7 +119,7 @@ def _globals(found: TrialResult, left_out: set[str]) -> str | None:
     return None if may_differ else _content(None, globals_now(plan.globals))[0]
 
 
-class _Owner(Trial):
+class _Owner(Trial[TrialResult]):
     """The trial that others wait for. A thread sends them its result for as long as this process lives."""
 
     def __init__(
@@ -170,7 +169,7 @@ class _Owner(Trial):
         return answer
 
 
-class _Member(Trial):
+class _Member(Trial[TrialResult]):
     """Waits for another rank's trial. Runs its own if that rank has ended or reads other global variables."""
 
     def __init__(

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from ..core.types import Attributes, Index, MapDataset, Sample
-from .callee import Call, Callee, Compiled, callee_of, key_of
+from .callee import AnyCallable, Call, Callee, Compiled, callee_of, key_of
 from .containers import Items, Loop, items_of, run_with_items
 from .cut_function import Cut, FunctionParts, cut
 from .inputs import Head, Inputs
@@ -61,7 +61,7 @@ class WholeNode:
         """Returns the result of the call."""
         return call.run()
 
-    def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
+    def tail(self, called: AnyCallable, repeated: tuple[object, ...], state: PreparedState) -> Sample:
         """Returns the state: it is the result."""
         return state
 
@@ -88,7 +88,7 @@ class CutNode(Compiled[FunctionParts]):
         parts = self.parts(callee)
         return parts.head(*callee.first, *call.args, _stoker=_CutHelper(self, parts), **call.kwargs)
 
-    def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
+    def tail(self, called: AnyCallable, repeated: tuple[object, ...], state: PreparedState) -> Sample:
         """Runs the rest. ``repeated``: arguments of the call that the caller passes again to the second part."""
         if state[0] == DONE:
             return state[1]
@@ -139,14 +139,14 @@ class _CutHelper:
         """Reports that another branch than the one with the cut was taken."""
         raise Unplanned
 
-    def head(self, called: Callable[..., Any], /, *args: object, **kwargs: object) -> PreparedState:
+    def head(self, called: AnyCallable, /, *args: object, **kwargs: object) -> PreparedState:
         """Makes the state of the call in which the cut continues."""
         node = self._node.inner.get(key_of(called))
         if node is None:
             raise Unplanned
         return node.head(Call(called, args, kwargs))
 
-    def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
+    def tail(self, called: AnyCallable, repeated: tuple[object, ...], state: PreparedState) -> Sample:
         """Finishes that call and returns its result."""
         return self._node.inner[key_of(called)].tail(called, repeated, state)
 
@@ -190,7 +190,7 @@ class SliceNode:
             return PART, KEYWORDS, out
         return PART, ONE if len(call.args) == 1 else SEVERAL, out
 
-    def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
+    def tail(self, called: AnyCallable, repeated: tuple[object, ...], state: PreparedState) -> Sample:
         """Runs the remaining transforms."""
         attribute, items = self.items(called)
         _, kind, value = state
@@ -233,7 +233,7 @@ class CachedPart(NamedTuple):
     skip: set[str]  # paths of what the first part does not use
 
 
-def narrow(part: CachedPart, node: PlanNode, called: Any, path: str, inputs: Inputs) -> None:
+def narrow(part: CachedPart, node: PlanNode, called: object, path: str, inputs: Inputs) -> None:
     """Adds what a node tells about a call. ``path``: where the called object was found in ``inputs``."""
     if isinstance(node, CutNode):
         callee = _python_function(called)

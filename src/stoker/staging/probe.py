@@ -11,16 +11,17 @@ import contextlib
 import time
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from .callee import Call, callee_of
+from .callee import AnyCallable, Call, callee_of
+from .library_objects import Held
 from .own_caches import OwnDict, OwnList
 from .plan import loop, only_item
 from .source import NoSource, compiled_like, constant, helper_call
-from .syntax import Position, blocks_of, calls_in, first_param, is_generator, is_setup, root_of
+from .syntax import SIMPLE, Position, blocks_of, calls_in, first_param, is_generator, is_setup, root_of
 from .unroll import tree_for
 from .users_code import is_library_class
 
@@ -84,9 +85,7 @@ class Recorder:
             self.contexts.add(position)
         return value
 
-    def call(
-        self, position: Position, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object
-    ) -> object:
+    def call(self, position: Position, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> object:
         """Makes and reports a call inside the statement at a position."""
         if self._stop_at == (position, number):
             raise Reached(Call(called, args, kwargs))
@@ -95,12 +94,12 @@ class Recorder:
         self._ask(Moved(position, number))
         return out
 
-    def item(self, position: Position, number: int, place: tuple[int, int], value: Any, index: object) -> object:
+    def item(self, position: Position, number: int, place: tuple[int, int], value: Held, index: object) -> object:
         """Reports a subscript, as a call of ``__getitem__`` if that is a Python function."""
         is_plain = isinstance(value, (list, tuple, dict, np.ndarray, torch.Tensor))
         if is_plain and not isinstance(value, (OwnDict, OwnList)):  # those are empty when the second part runs
             self.plain.add(place)
-        getter: Any = getattr(value, "__getitem__", None)
+        getter: Held = getattr(value, "__getitem__", None)
         return self.call(position, number, getter if callee_of(getter) else lambda key: value[key], index)
 
 
@@ -133,7 +132,7 @@ def _probe_block(block: list[ast.stmt], around: Position, first: str) -> list[as
     return out
 
 
-def _probe_calls(statement: Any, position: Position) -> None:
+def _probe_calls(statement: ast.stmt, position: Position) -> None:
     """Replaces the calls of a simple statement by calls of the recorder."""
     root = root_of(statement)
     numbers = {id(x): n for n, x in enumerate(calls_in(root))}
@@ -152,5 +151,5 @@ def _probe_calls(statement: Any, position: Position) -> None:
                 return ast.copy_location(helper_call("item", *where, place, node.value, node.slice), node)
             return node
 
-    if numbers and root is not None:
+    if numbers and root is not None and isinstance(statement, SIMPLE):
         statement.value = Reports().visit(root)

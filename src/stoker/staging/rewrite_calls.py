@@ -224,7 +224,7 @@ def _hoisted(value: ast.expr, statement: ast.stmt, records: Collection[str]) -> 
     return out
 
 
-def _operands(node: ast.AST) -> Iterator[tuple[object, object, ast.expr]]:
+def _operands(node: ast.AST) -> Iterator[tuple[object, int | str, ast.expr]]:
     for holder, place, child in syntax.operand_places(node):
         if isinstance(child, ast.keyword):
             yield child, "value", child.value

@@ -12,7 +12,7 @@ import linecache
 import os
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..core.garbage import no_collection
 from ..core.marked_code import original
@@ -20,6 +20,8 @@ from .branches import SCOPE, compile_with_marks
 from .users_code import codes_of
 
 HELPER = "_stoker"  # name under which rewritten code finds the object that it reports to
+Place: TypeAlias = tuple[str, int]  # a function's name and first line
+Constant: TypeAlias = "str | int | tuple[Constant, ...] | None"
 
 
 class NoSource(Exception):
@@ -104,10 +106,10 @@ def _tree_of(code: types.CodeType, file: str) -> Function:
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]], dict[Any, list[types.CodeType]]]:
+def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Place, list[Function]], dict[Place, list[types.CodeType]]]:
     """All function definitions in a file and their code objects, by name and first line."""
-    defined: dict[Any, list[Function]] = {}
-    codes: dict[Any, list[types.CodeType]] = {}
+    defined: dict[Place, list[Function]] = {}
+    codes: dict[Place, list[types.CodeType]] = {}
     try:
         with no_collection():
             module = ast.parse("".join(lines), name)
@@ -158,7 +160,7 @@ def helper_call(method: str, *args: ast.expr) -> ast.Call:
     return ast.Call(called, list(args), [])
 
 
-def constant(value: Any) -> ast.expr:
+def constant(value: Constant) -> ast.expr:
     if isinstance(value, tuple):
         return ast.Tuple([constant(v) for v in value], ast.Load())
     return ast.Constant(value)

@@ -7,12 +7,13 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from .own_caches import is_stored_in
 
 FRAME_READERS = {"super", "locals", "vars", "dir", "globals", "eval", "exec"}  # depend on the calling frame
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)  # scopes whose statements run later
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)  # statements inside which a cut may continue
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOOKS = {"size", "width", "height", "mode", "shape", "ndim", "dtype", "format"}  # reading these changes no object
 Position: TypeAlias = tuple[int | str, ...]
@@ -36,8 +37,7 @@ def blocks_of(statement: ast.stmt) -> Iterator[tuple[str, list[ast.stmt]]]:
 
 def root_of(statement: ast.stmt) -> ast.expr | None:
     """The expression of a simple statement, inside which a cut may continue."""
-    simple = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)
-    if not isinstance(statement, simple) or any(isinstance(x, ast.NamedExpr) for x in ast.walk(statement)):
+    if not isinstance(statement, SIMPLE) or any(isinstance(x, ast.NamedExpr) for x in ast.walk(statement)):
         return None  # operands hoisted out of order could see what := binds
     return statement.value
 
@@ -306,9 +306,9 @@ def operands(node: ast.AST) -> list[ast.AST]:
     return [child for _, _, child in operand_places(node)]
 
 
-def operand_places(node: ast.AST) -> list[tuple[Any, Any, ast.AST]]:
+def operand_places(node: ast.AST) -> list[tuple[object, int | str, ast.AST]]:
     """The operands of a node in order of evaluation, each with the list or node that holds it and its place there."""
-    found: list[tuple[Any, Any, ast.AST]] = []
+    found: list[tuple[object, int | str, ast.AST]] = []
     for name, value in ast.iter_fields(node):
         if isinstance(value, list):
             found += [(value, k, x) for k, x in enumerate(value) if isinstance(x, ast.AST)]
@@ -319,12 +319,12 @@ def operand_places(node: ast.AST) -> list[tuple[Any, Any, ast.AST]]:
     return found
 
 
-def put(holder: object, place: Any, node: ast.AST) -> None:
+def put(holder: object, place: int | str, node: ast.AST) -> None:
     """Puts a node at a place from ``operand_places``."""
-    if isinstance(holder, list):
-        holder[place] = node
-    else:
+    if isinstance(place, str):
         setattr(holder, place, node)
+    elif isinstance(holder, list):
+        holder[place] = node
 
 
 def shallow_copy(node: SomeNode) -> SomeNode:

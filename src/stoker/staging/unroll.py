@@ -7,7 +7,6 @@ import ast
 import copy
 import re
 import types
-from typing import Any
 
 from .source import Function, helper_call, tree_of
 from .syntax import FRAME_READERS, bound_once, calls_and_lists, params_of, root_of
@@ -37,7 +36,7 @@ def _name_self(tree: ast.FunctionDef) -> None:
         return
 
     class Named(ast.NodeTransformer):
-        def visit_Starred(self, node: ast.Starred) -> Any:
+        def visit_Starred(self, node: ast.Starred) -> ast.AST | list[ast.expr]:
             if not isinstance(node.value, ast.Name) or node.value.id != name:
                 return self.generic_visit(node)
             return [ast.copy_location(ast.Name(SELF, ast.Load()), node), node]
@@ -80,10 +79,12 @@ class _LoopsAsCalls(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST:
         if id(node) not in self._loops:
             return self.generic_visit(node)
-        body: Any = node.body[0]
-        body.source = (copy.deepcopy(node), 1)
+        body = node.body[0]
+        assert isinstance(body, ast.Assign)
+        assert isinstance(body.value, ast.Call)
+        body.source = (copy.deepcopy(node), 1)  # type: ignore[attr-defined]
         body.value.func = ast.copy_location(helper_call("loop", node.iter), body.value)
-        return body  # type: ignore[no-any-return]
+        return body
 
     def _leave(self, node: ast.AST) -> ast.AST:
         return node if node is not self._tree else self.generic_visit(node)
@@ -134,7 +135,7 @@ def as_in_source(block: list[ast.stmt]) -> list[ast.stmt]:
     second part would discover too late to make the sample as a whole."""
 
     class Loops(ast.NodeTransformer):
-        def visit_Assign(self, node: ast.Assign) -> Any:
+        def visit_Assign(self, node: ast.Assign) -> object:
             return getattr(node, "source", (node, 1))[0]
 
     out: list[ast.stmt] = []

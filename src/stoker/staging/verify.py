@@ -19,7 +19,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 
@@ -376,7 +376,7 @@ class Kept:
 class _Unusable:
     """Replaces an attribute's value that must not be read."""
 
-    def _refuse(self, *_: object, **__: object) -> Any:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("an attribute is read before it is written")
 
     __getattr__ = __call__ = __bool__ = __len__ = __iter__ = __getitem__ = __contains__ = __eq__ = _refuse

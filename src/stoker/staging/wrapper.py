@@ -7,11 +7,11 @@ outer object, the value would reach neither the samples nor the comparison that 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from torch.utils.data import Dataset
 
 from ..core.types import Sample
+from .library_objects import Held
 
 OWN_CODE = ("stoker", "stoker_ray")
 
@@ -19,7 +19,7 @@ OWN_CODE = ("stoker", "stoker_ray")
 class Wrapper(Dataset[Sample]):
     """Passes attributes on to ``dataset``. A subclass calls ``_seal`` when all of its own are set."""
 
-    dataset: Any  # the one inside
+    dataset: Held  # the one inside
 
     def _seal(self) -> None:
         """From now on, attributes with other names belong to the dataset inside."""
@@ -30,8 +30,9 @@ class Wrapper(Dataset[Sample]):
         held = self.__dict__
         own = held.get("_own")
         if own is not None and len(held) > len(own):  # as a rule not
+            inner: object = self.dataset
             for name in held.keys() - own:
-                vars(self.dataset)[name] = held.pop(name)
+                vars(inner)[name] = held.pop(name)
 
     def _is_own(self, name: str) -> bool:
         """Whether a name is meant for this object. If both have it, only stoker's code means this one."""
@@ -43,7 +44,7 @@ class Wrapper(Dataset[Sample]):
         caller = str(sys._getframe(2).f_globals.get("__name__"))
         return caller.partition(".")[0] in OWN_CODE or not hasattr(self.dataset, name)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Held:
         # .classes, .targets and other attributes that scripts read from their dataset
         if name.startswith("__") or "dataset" not in self.__dict__ or name in self.__dict__.get("_own", ()):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

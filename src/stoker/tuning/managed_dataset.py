@@ -91,7 +91,7 @@ class ManagedDataset:
         self.start_s = 0.0  # for which the script waited for the trial to start
         self.waited_s = 0.0  # for which the script waited for the trial to end
         self.by_script = False  # the script's own process made batches from the cache
-        self.trial: Trial | None = None  # while it has not ended
+        self.trial: Trial[TrialResult] | None = None  # while it has not ended
         self.is_fresh = False  # the script has not run since the trial began
         self.asked_for = 0  # samples requested in the epochs begun so far
         self.is_single_pass = False  # only one pass is expected, so nothing is cached
@@ -200,7 +200,7 @@ class ManagedDataset:
         self.waited_s += time.monotonic() - began
         self.is_fresh = False
 
-    def _has_ended(self, trial: Trial, began: float, seconds: float, by_epoch: bool) -> bool:
+    def _has_ended(self, trial: Trial[TrialResult], began: float, seconds: float, by_epoch: bool) -> bool:
         """Waits for a trial, and returns whether it has ended."""
         while True:
             limit_s = max(LEAST_WAIT_S, WAIT_SHARE * trial.sample_s * self._samples / self._workers)
@@ -226,7 +226,7 @@ class ManagedDataset:
         """Ends the trial: nobody needs its result any more."""
         self._end_trial()
 
-    def _take(self, trial: Trial) -> None:
+    def _take(self, trial: Trial[TrialResult]) -> None:
         found: TrialResult | None = None
         try:
             found, self.reason = trial.result(), ""

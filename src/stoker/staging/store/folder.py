@@ -29,15 +29,16 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ...core.files import cache_folder, make_folder
 from ...core.types import JsonObject
 from .encode import CacheError
 from .memory import Lock
+from .spec import Number
 
 FORMAT = 5
 GROWING = ("column-", "heap")  # tables whose disk space is reserved block by block; the others reserve all at once
@@ -141,13 +142,13 @@ class Folder:
         _check_own(fd, self.path / name)
         return fd
 
-    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
+    def table(self, name: str, dtype: type[Number], count: int, start: int) -> NDArray[Number]:
         """Maps ``count`` values in a file of their own, creating the file if needed. Raises CacheError if the file has
         other contents, OSError if it cannot be created."""
-        dtype = np.dtype(dtype)
+        kind = np.dtype(dtype)
         file = f"{name}.npy"
-        header = _header(dtype, count)
-        size = len(header) + count * dtype.itemsize
+        header = _header(kind, count)
+        size = len(header) + count * kind.itemsize
         try:
             fd = self._open(file, os.O_RDWR if self.writable else os.O_RDONLY)
         except FileNotFoundError:
@@ -157,7 +158,7 @@ class Folder:
             fd = self._open(file, os.O_RDWR)
         self._check_table(name, fd, header, size)
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
-        return np.frombuffer(mmap.mmap(fd, size, access=access), dtype, count, len(header))
+        return np.frombuffer(mmap.mmap(fd, size, access=access), kind, count, len(header))
 
     def _check_table(self, name: str, fd: int, header: bytes, size: int) -> None:
         self._files[name] = fd, len(header)
@@ -225,17 +226,17 @@ class ReadFolder(Folder):
     def __init__(self, path: Path) -> None:
         self._attach(path)
 
-    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> Any:
+    def table(self, name: str, dtype: type[Number], count: int, start: int) -> NDArray[Number]:
         """Opens ``count`` values: ``FileBytes`` of samples, an array of anything else."""
-        dtype = np.dtype(dtype)
-        header = _header(dtype, count)
+        kind = np.dtype(dtype)
+        header = _header(kind, count)
         try:
             fd = self._open(f"{name}.npy", os.O_RDONLY)
         except FileNotFoundError as e:
             raise CacheError(f"{self.path / name}.npy is missing") from e
-        self._check_table(name, fd, header, len(header) + count * dtype.itemsize)
-        values = FileBytes(self.path / f"{name}.npy", fd, len(header), count * dtype.itemsize)
-        return values if name.startswith(GROWING) else values[:].view(dtype)
+        self._check_table(name, fd, header, len(header) + count * kind.itemsize)
+        values = FileBytes(self.path / f"{name}.npy", fd, len(header), count * kind.itemsize)
+        return cast("NDArray[Number]", values) if name.startswith(GROWING) else values[:].view(kind)
 
 
 class FileBytes:
@@ -270,7 +271,7 @@ def _reopened(cls: type[Folder], path: Path) -> Folder:
 # -- NumPy files (NEP 1, version 1.0) of integers in one dimension
 
 
-def _header(dtype: np.dtype[Any], count: int) -> bytes:
+def _header(dtype: np.dtype[np.generic], count: int) -> bytes:
     out = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": (count,)})

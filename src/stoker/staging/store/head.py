@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 NUMBERS = 32  # int64 in the table ``head``
 SPEC_BYTES = 1 << 16  # for the type of samples in rows; the second half of the table ``words`` holds a reason
@@ -57,7 +57,7 @@ class StoreHead:
     threads = _Number(20)  # native threads with which the first sample was made; 0 before
     threads_matter = _Number(21)  # whether another number of threads makes other bits; 0 if unknown, -1 if it does not
 
-    def __init__(self, numbers: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> None:
+    def __init__(self, numbers: NDArray[np.int64], texts: NDArray[np.uint8]) -> None:
         self.numbers = numbers
         self._texts = texts
 

@@ -13,13 +13,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ...transport.mapping import map_shared, punch
+from .spec import Number
 
 FLOCK = "hhqqi"  # struct flock: kind, whence, first byte, bytes, process
 POLL_S = 0.01  # between two tries to take a lock
@@ -130,6 +131,12 @@ class Flag:
         self._value[0] = 1
 
 
+class _SentDescriptor(Protocol):
+    """A descriptor that arrived from another process (``reduction.DupFd``)."""
+
+    def detach(self) -> int: ...
+
+
 class MemoryTables:
     """Tables in an anonymous file (memfd_create(2)), which limits of ``/dev/shm`` do not affect. Forked workers inherit
     it, spawned ones receive its descriptor. Only written pages take memory. Raises OSError if the system does not
@@ -164,7 +171,7 @@ class MemoryTables:
         return memory
 
     @classmethod
-    def _attached(cls, fd: Any, pickles: bool) -> MemoryTables:
+    def _attached(cls, fd: _SentDescriptor, pickles: bool) -> MemoryTables:
         return cls.of(fd.detach(), pickles)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -174,11 +181,11 @@ class MemoryTables:
             )
         return MemoryTables._attached, (reduction.DupFd(self.fd), self.pickles)
 
-    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
+    def table(self, name: str, dtype: type[Number], count: int, start: int) -> NDArray[Number]:
         """Maps ``count`` values from byte ``start`` on, a multiple of the page size. They are zeros until written."""
-        dtype = np.dtype(dtype)
-        whole = np.frombuffer(map_shared(self.fd, max(1, count * dtype.itemsize), start), np.uint8)
-        return whole[: count * dtype.itemsize].view(dtype)
+        nbytes = count * np.dtype(dtype).itemsize
+        whole = np.frombuffer(map_shared(self.fd, max(1, nbytes), start), np.uint8)
+        return whole[:nbytes].view(dtype)
 
     def reserve(self, name: str, offset: int, nbytes: int) -> None:
         """Does nothing: memory is allocated on writing."""

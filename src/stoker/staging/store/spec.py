@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Spec: TypeAlias = list[Any]
 Leaf: TypeAlias = NDArray[np.uint8]  # the bytes of a value, one-dimensional
+Number = TypeVar("Number", bound=np.generic)  # type of a table's values
 
 TENSOR = "t"  # dtype, shape, strides as stored; the sample's strides if they differ
 ARRAY = "a"  # dtype, shape, strides in bytes

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ...core import resources
 from .block import is_intact, pack, parts
 from .decode import Layout, layout
 from .head import StoreHead, StoreState
-from .spec import Leaf
+from .spec import Leaf, Number
 
 PAGE = 4096
 BLOCK = 1 << 16  # bytes reserved at once: few calls, little waste in a set that is never read as a whole
@@ -35,7 +35,7 @@ class Medium(Protocol):
 
     @property
     def lock(self) -> Callable[[], contextlib.AbstractContextManager[None]]: ...
-    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]: ...
+    def table(self, name: str, dtype: type[Number], count: int, start: int) -> NDArray[Number]: ...
     def reserve(self, name: str, offset: int, nbytes: int) -> None: ...
     def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None: ...
     def give_back(self, start: int) -> None: ...
