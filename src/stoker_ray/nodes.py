@@ -20,6 +20,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -31,7 +32,7 @@ from stoker.transport.thread_slots import HeapWriter
 from stoker.workers.protocol import WorkerSpec
 
 from . import checks, cluster
-from .node import versions
+from .node import Died, Packed, versions
 from .shipment import Shipment, pickled_spec
 
 logger = logging.getLogger("stoker.ray")
@@ -131,7 +132,7 @@ class Nodes:
         self.round = 0  # counts the epochs of all the loader's iterators; nodes work for the latest
         self.messages: deque[str] = deque()  # for the user, not shown yet
         # answered calls with their futures, also those of earlier iterators; Ray's threads append to it
-        self.answers: deque[tuple[NodeRequest, Any]] = deque()
+        self.answers: deque[tuple[NodeRequest, Future[list[Packed | Died]]]] = deque()
         self.lost: deque[NodeRequest] = deque()  # calls of nodes that are no longer used
         self.wake = Wake()  # set when a node has started or answered
         self.slots = HeapWriter(slot_bytes)  # memory for batches from nodes
@@ -140,7 +141,7 @@ class Nodes:
         self._address = cluster.checked_address(address)
         self._ray: ModuleType  # set by the thread, which makes all nodes
         self._shipment: Shipment | None = None
-        self._shipped: Any = None  # its reference in the object store
+        self._shipped: object = None  # its reference in the object store
         self._owner = os.getpid()
         self._closed = False
         self._session = 0  # number of Ray sessions that have ended

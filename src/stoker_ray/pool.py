@@ -21,7 +21,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from concurrent.futures import Future
 
 from stoker.core.errors import one_line
 from stoker.core.types import Batch
@@ -34,7 +34,7 @@ from stoker.workers.protocol import LocalBatch, Result, WorkerReply, WorkerSpec
 
 from .checks import digests, first_difference
 from .cluster import using_ray
-from .node import Packed
+from .node import Died, Packed
 from .nodes import AHEAD, NodeRequest, Nodes, NodeState, RayNode
 
 TICK_S = 0.05  # between two checks for late calls
@@ -246,7 +246,7 @@ class RemotePool:
 
     # -- answers
 
-    def _arrived(self, call: NodeRequest, future: object) -> None:
+    def _arrived(self, call: NodeRequest, future: Future[list[Packed | Died]]) -> None:
         """Called by one of Ray's threads. The answer may be read much later, in the next epoch."""
         call.took_s = time.monotonic() - call.sent
         self._nodes.answers.append((call, future))
@@ -289,7 +289,7 @@ class RemotePool:
         elif call.actor is node.actor:
             self._nodes.restart(node, reason)
 
-    def _keep(self, node: RayNode, call: NodeRequest, answers: Iterable[Any]) -> None:
+    def _keep(self, node: RayNode, call: NodeRequest, answers: Iterable[Packed | Died]) -> None:
         for task, answer in zip(call.tasks, answers, strict=True):
             if not isinstance(answer, Packed):  # its worker died: the cause is determined on this machine
                 self._repeat_here(call, task)
@@ -327,7 +327,7 @@ class RemotePool:
 
     # -- the first batch of a node is made twice
 
-    def _compare(self, node: RayNode, task: Task, answer: Any) -> None:
+    def _compare(self, node: RayNode, task: Task, answer: Packed | Died) -> None:
         if not isinstance(answer, Packed):
             self._nodes.give_up(node, f"its first batch killed a worker ({answer.reason})")
             return

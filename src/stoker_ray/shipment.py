@@ -26,13 +26,13 @@ from importlib.machinery import ModuleSpec
 from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from stoker.core import packages
 from stoker.core.errors import UsageError, one_line
-from stoker.core.types import Attributes
+from stoker.core.types import Attributes, Batch
 from stoker.staging.change_watch import Discards
 from stoker.staging.dataset import Staged
 from stoker.workers.protocol import WorkerSpec
@@ -168,7 +168,7 @@ class ShippedSpec(WorkerSpec):
         return _unpickle, (shipment.spec.data, shipment.sources, shipment.modules, self.caches, self.num_workers)
 
 
-def _nothing(samples: Any) -> Any:
+def _nothing(samples: object) -> Batch:
     raise AssertionError("the process that starts workers collates nothing")
 
 

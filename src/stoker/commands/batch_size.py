@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -34,10 +35,10 @@ def command(target: str, step: str | None, margin: float, time_limit: float, jso
       stoker batch-size train.py:make_loader --step train.py:step --json -
     """
     from ..loader.variant import as_loader, find
-    from ..tuning.batch_size import largest  # imports torch
+    from ..tuning.batch_size import Step, largest  # imports torch
 
     loader = as_loader(find(target), name=target)
-    step_function = None if step is None else find(step)
+    step_function = None if step is None else cast(Step, find(step))
     with Progress(target, time_limit) as progress:
         found = largest(loader, step_function, margin, time_limit, progress)
     output.give(found.as_dict(), json_path, lambda: print(found))

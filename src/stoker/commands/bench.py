@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -205,7 +204,7 @@ class _Batches:
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
         self.loader = loader
-        self._iterator: Any = None
+        self._iterator: Iterator[Batch] | None = None
         self.epochs = 0
         self.delivered = 0
         self.workers: list[BaseProcess] = []  # set when ``batches`` ends

@@ -11,9 +11,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -155,11 +155,12 @@ class Fence:
 
 
 @functools.cache
-def _symbol(name: str) -> Any:
+def _symbol(name: str) -> Callable[..., int] | None:
     """Returns a function of the CUDA runtime that this process has loaded; None if it was not found."""
     for library in (None, *_loaded("libcudart")):
         with suppress(OSError, AttributeError):
-            return getattr(ctypes.CDLL(library), name)
+            found: Callable[..., int] = getattr(ctypes.CDLL(library), name)
+            return found
     return None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ class DeviceIter:
         # The loader must report the consumer's position, not that of batches taken ahead: one mark for each of these.
         place = getattr(it, "_cursor", None) if depth else None
         self._place = place if hasattr(place, "shown") else None
-        self._marks: deque[Any] = deque()
+        self._marks: deque[object] = deque()
         # stoker's iterators tell whether their next batch has arrived. A batch that nobody requested is not waited for.
         self._arrived: Callable[[], bool] = getattr(it, "arrived", lambda: True)
 
@@ -111,7 +111,7 @@ class DeviceIter:
         self._show(mark)
         return batch
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: object, first_iter: bool = False) -> None:
         """Begins another epoch of an iterator with persistent workers."""
         self._sent.clear()
         self._unsent.clear()
@@ -119,7 +119,7 @@ class DeviceIter:
         self._end = None
         self._it._reset(loader, first_iter)  # type: ignore[attr-defined]
 
-    def _show(self, mark: Any) -> None:
+    def _show(self, mark: object) -> None:
         if self._place is not None:
             self._place.shown = mark
 
@@ -193,7 +193,7 @@ class OnDevice:
 
 
 def to_device(
-    loader: Any,
+    loader: Iterable[Batch],
     device: str | int | torch.device | None = None,
     depth: int = DEPTH,
     transform_on_device: Callable[[Batch], Batch] | None = None,

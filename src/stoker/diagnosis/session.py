@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
@@ -18,6 +18,12 @@ from .report import html, inline, text
 from .report.build import report_of
 from .report.schema import RunReport
 from .watch import patch
+
+
+class _Printer(Protocol):
+    """IPython's pretty printer."""
+
+    def text(self, obj: str, /) -> object: ...
 
 
 class Session:
@@ -98,7 +104,7 @@ class Session:
     def _repr_html_(self) -> str:
         return inline.render(self._ended())
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
         printer.text(repr(self) if cycle else str(self))
 
 

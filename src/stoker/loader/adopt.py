@@ -7,7 +7,7 @@ all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Literal, cast
 
 from torch.utils.data.dataloader import _DatasetKind
 
@@ -17,6 +17,7 @@ from ..core.types import Attributes, LoaderLike
 from ..core.warn import warn_user
 from ..device.prefetch import checked
 from ..workers.faults import validate
+from ..workers.faults.validate import ConfiguredLoader
 from .auto.limits import first_count
 from .loader_state import state_of
 
@@ -51,15 +52,16 @@ def warns_of_lost_engine(check: Callable[[LoaderLike], None]) -> Callable[[Loade
     return check_worker_number_rationality
 
 
-def adopt(loader: Any, given: Attributes, own: Attributes) -> None:
+def adopt(loader: LoaderLike, given: Attributes, own: Attributes) -> None:
     """Applies the settings of a ``stoker.DataLoader`` to a torch loader, once."""
     held, state = loader.__dict__, state_of(loader)
     if state.adopted is given:
         return
     state.adopted = given
     held.update({name: given.get(name, default) for name, default in own.items()})
-    held["worker_method"] = worker_word(loader.worker_method)
-    held["device"] = None if loader.device is None else checked(loader.device)
+    adopted = cast(ConfiguredLoader, loader)  # it has the attributes now
+    held["worker_method"] = worker_word(adopted.worker_method)
+    held["device"] = None if adopted.device is None else checked(adopted.device)
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     if "num_workers" in given and not (iterable and loader.num_workers):  # it divides its stream by them
         _set_workers(loader, given["num_workers"], "prefetch_factor" in given)
@@ -68,16 +70,16 @@ def adopt(loader: Any, given: Attributes, own: Attributes) -> None:
     if "pin_memory" in given:
         state_of(loader).pinning.auto = given["pin_memory"] == "auto"
         held["pin_memory"] = given["pin_memory"] is True
-    if loader.worker_method == "thread" and loader.multiprocessing_context is not None:
+    if adopted.worker_method == "thread" and loader.multiprocessing_context is not None:
         held["worker_method"] = "process"
     try:
-        validate.check(loader)
+        validate.check(adopted)
     except UsageError as e:
         warn_user(f"{type(loader).__name__} of {type(loader.dataset).__name__}: {e}. Its errors remain torch's")
         held.update({name: own[name] for name in ("on_error", "refill", "sample_timeout", "on_worker_death")})
 
 
-def _set_workers(loader: LoaderLike, n: Any, prefetch: bool) -> None:
+def _set_workers(loader: LoaderLike, n: int | Literal["auto"], prefetch: bool) -> None:
     held = loader.__dict__
     if n == "auto":
         n = first_count(loader.dataset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils.data import dataloader as torch_loader
@@ -13,7 +13,9 @@ from ..core import resources
 from ..core.elsewhere import elsewhere, kinds
 from ..core.errors import UsageError
 from ..core.options import AutoWorkers, parse_bytes
+from ..core.types import Index
 from ..sampling.order import FeistelSampler
+from ..workers.faults.validate import ConfiguredLoader
 from .auto.limits import first_count
 from .engine import SUPPORTED
 
@@ -21,7 +23,7 @@ SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler}
 METHODS = ("process", "thread")
 
 
-def check_own(loader: Any, context: object, shuffle: object, pin_memory: object) -> None:
+def check_own(loader: ConfiguredLoader, context: object, shuffle: object, pin_memory: object) -> None:
     """Raises UsageError for invalid values of the arguments that torch does not have."""
     name, address = elsewhere(loader.worker_method) or ("", "")
     if name in (others := kinds() if name else []):
@@ -68,7 +70,9 @@ def auto_workers(num_workers: int | str, dataset: object) -> int | str:
     return first_count(dataset)  # a loader rebuilt from one that ended with 0 workers passes 0 as well
 
 
-def once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[int | None, Any, Any, Any]:
+def once(
+    batch_size: int | None, shuffle: bool | str | None, sampler: Iterable[Index] | None, batch_sampler: Any
+) -> tuple[int | None, bool | str | None, Iterable[Index] | None, Any]:
     """Drops order arguments that repeat another one. A framework that rebuilds a loader from its attributes passes the
     samplers that the loader made, beside the arguments they were made from. Only these are dropped; a real
     contradiction by the user still raises torch's error."""

@@ -111,7 +111,7 @@ class DataLoader(_TorchDataLoader, Generic[T_co]):  # type: ignore[type-arg]
 
     _stoker_own = True  # not inherited by loaders of torch's class that a framework builds from one of these
 
-    def __class_getitem__(cls, parameters: Any) -> Any:
+    def __class_getitem__(cls, parameters: object) -> object:
         """``DataLoader[Sample]``, and ``DataLoader[Sample, Batch]`` as torch writes it after 2.13."""
         given = parameters if isinstance(parameters, tuple) else (parameters,)
         return super().__class_getitem__(given[: len(cls.__parameters__)])  # type: ignore[misc,attr-defined]

@@ -48,7 +48,7 @@ def settings_of(loader: object) -> JsonObject:
     }
 
 
-def owner(loader: Any) -> Any:
+def owner(loader: object) -> object:
     """Returns the loader that the user knows: fastai passes an internal object to torch's iterators, whose dataset is
     the object itself."""
     return vars(loader).get("d", loader) if getattr(loader, "dataset", None) is loader else loader

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.metrics import LoaderMetrics
-from ..core.types import Attributes, Index, JsonObject
+from ..core.types import Attributes, Batch, Index, JsonObject
 from ..device.pin_policy import Pinning
 from ..sampling.cursor import Cursor
 
@@ -51,7 +51,7 @@ class LoaderState:
         self.changed: Callable[[], str] | None = None
         self.drew: SharedFlag | None = None  # for these workers: see ``WorkerSpec``
         # the script's dataset and collate function, while an iterator is created with others (``engine.with_dataset``)
-        self.own: tuple[Any, Any] | None = None
+        self.own: tuple[object, Callable[..., Batch]] | None = None
         self.applied: object = None  # what ``--apply`` decided: ``tuning.applied_loader``
         self.late: LateDataset | None = None  # may exchange the dataset in the middle of the coming epoch
         self.helpers: Helpers | None = None  # make parts of the coming epoch's batches
@@ -115,7 +115,7 @@ class LoaderState:
         return forked
 
 
-_states: dict[int, tuple[weakref.ref[Any], LoaderState]] = {}  # by identity: subclasses may compare by value
+_states: dict[int, tuple[weakref.ref[object], LoaderState]] = {}  # by identity: subclasses may compare by value
 
 
 def state_of(loader: object) -> LoaderState:

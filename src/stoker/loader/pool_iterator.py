@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -43,7 +43,7 @@ from ..transport.task_queue import supported
 from ..workers.faults.policy import NOTHING, Partial
 from ..workers.fetcher import state_of
 from ..workers.process_pool import ProcessPool
-from ..workers.protocol import Helpers, Pool, WorkerReply, WorkerSpec, WorkersUselessError
+from ..workers.protocol import Helpers, Pool, ProcessContext, WorkerReply, WorkerSpec, WorkersUselessError
 from ..workers.restart import Restarts  # not later: its import would compete with the workers for cores
 from ..workers.start_pool import start
 from .kept_workers import KeptWorkers
@@ -209,7 +209,9 @@ class PoolIter(_BaseDataLoaderIter):
             heaps: list[HeapWriter] = plan.slots  # type: ignore[assignment]
             return ThreadPool(spec, plan.budget, plan.thread_rng, heaps, plan.locker), spec
         arenas: list[SlotReader] = plan.slots  # type: ignore[assignment]
-        context = loader.multiprocessing_context or multiprocessing.get_context(method_of(torch.multiprocessing))
+        context: ProcessContext = loader.multiprocessing_context or cast(
+            ProcessContext, multiprocessing.get_context(method_of(torch.multiprocessing))
+        )
         standby = plan.standby is not None
         try:
             pool, spec = start(spec, context, plan.budget, arenas, plan.locker, plan.saved_parts, standby)

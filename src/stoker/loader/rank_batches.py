@@ -10,20 +10,24 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.random_state import preserved
 from ..core.ranks import rank_and_ranks
+from ..core.types import LoaderLike
 from ..core.warn import warn_user
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 KEY = "stoker/batches"
 _epochs: Counter[str] = Counter()  # epochs begun in this rank, by loader
 _warned: set[str] = set()
 
 
-def batches_of(loader: Any) -> int | None:
+def batches_of(loader: LoaderLike) -> int | None:
     """Number of batches in an epoch; None if unknown beforehand."""
     if getattr(loader, "_dataset_kind", None) != _DatasetKind.Map:
         return None
@@ -34,13 +38,13 @@ def batches_of(loader: Any) -> int | None:
         return None
 
 
-def compare(loader: Any, name: str) -> int | None:
+def compare(loader: LoaderLike, name: str) -> int | None:
     """Warns, once per loader, if a rank that began this epoch earlier has a different number of batches. Call when an
     epoch of ``loader`` begins. ``name``: the same in all ranks. Returns this rank's number; None if unknown, or without
     a process group of several ranks."""
     store = _store()
     batches = None if store is None else batches_of(loader)
-    if batches is None:
+    if store is None or batches is None:
         return None
     epoch = _epochs[name]
     _epochs[name] += 1
@@ -61,12 +65,15 @@ def compare(loader: Any, name: str) -> int | None:
     return batches
 
 
-def _store() -> Any:
+def _store() -> Store | None:
     """The process group's store; None without a group of several ranks."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     try:
-        return distributed.distributed_c10d._get_default_store() if distributed.get_world_size() > 1 else None
+        if distributed.get_world_size() > 1:
+            store: Store = distributed.distributed_c10d._get_default_store()
+            return store
+        return None
     except Exception:
         return None

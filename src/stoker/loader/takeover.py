@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from torch.utils.data import dataloader as torch_loader
 
 from ..core.types import Attributes, Batch, LoaderLike
 from ..device.prefetch import ahead
+from ..workers.faults.validate import ConfiguredLoader
 from . import engine
 from .adopt import adopt, carried_by, warns_of_lost_engine
 
@@ -40,6 +41,17 @@ class _Replacement(NamedTuple):
     function: Maker
     before: Maker
     wanted_by: list[Settings | Maker]
+
+
+class _LoaderClass(Protocol):
+    """The methods that are replaced in torch's class."""
+
+    _get_iterator: Maker
+    check_worker_number_rationality: Callable[[LoaderLike], None]
+
+
+def _torchs() -> _LoaderClass:
+    return cast(_LoaderClass, torch_loader.DataLoader)
 
 
 _lock = threading.Lock()
@@ -66,7 +78,7 @@ def follow(own: Attributes) -> None:
         return
     _following = True
     give(Settings(carried_by, own))
-    base: Any = torch_loader.DataLoader
+    base = _torchs()
     base.check_worker_number_rationality = warns_of_lost_engine(base.check_worker_number_rationality)
 
 
@@ -79,7 +91,7 @@ def make_with(maker: Maker) -> None:
 
 def withdraw(claim: Settings | Maker) -> None:
     """Undoes ``give`` or ``make_with``; does nothing if there was neither."""
-    base: Any = torch_loader.DataLoader
+    base = _torchs()
     with _lock:
         _settings[:] = [settings for settings in _settings if settings is not claim]
         _makers[:] = [maker for maker in _makers if maker is not claim]
@@ -90,7 +102,7 @@ def withdraw(claim: Settings | Maker) -> None:
 
 
 def _replace_for(claim: Settings | Maker) -> None:
-    base: Any = torch_loader.DataLoader
+    base = _torchs()
     before = base._get_iterator
     if not _replaced or before is not _replaced[-1].function:
 
@@ -118,5 +130,6 @@ def _with_settings(loader: LoaderLike, given: Attributes, settings: Settings, ma
         it = make(loader)
     if given.get("device") is None:
         return it
-    adopted: Any = loader
+    adopted = cast(ConfiguredLoader, loader)
+    assert adopted.device is not None
     return ahead(it, adopted.device, transform=adopted.transform_on_device)

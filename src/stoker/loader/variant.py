@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from types import MethodType, ModuleType
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
@@ -23,7 +23,7 @@ ENGINES = ("torch", "stoker")
 FORM = "TARGET is path.py:name or package.module:name, as in train.py:make_loader"
 
 
-def find(text: str) -> Any:
+def find(text: str) -> object:
     """The object that TARGET names: ``path.py:name`` or ``package.module:name``. Its module is imported under its own
     name, so code behind ``if __name__ == "__main__"`` does not run. Raises UsageError if there is no such file, module
     or name, or importing it failed."""
@@ -36,7 +36,7 @@ def find(text: str) -> Any:
         raise
     except (Exception, SystemExit) as e:
         raise UsageError(f"importing {where} failed: {one_line(e)}") from e
-    found: Any = module
+    found: object = module
     for part in name.split("."):
         try:
             found = getattr(found, part)

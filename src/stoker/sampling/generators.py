@@ -133,7 +133,7 @@ def own_copies(*roots: object) -> tuple[Any, ...]:
     for k, root in enumerate(roots):
         walk.visit(str(k), root, DEPTH)
     spine: dict[int, object] = {}
-    ways: list[Any] = [g for _, g in walk.found]
+    ways: list[object] = [g for _, g in walk.found]
     while ways:
         x = ways.pop()
         if id(x) not in spine:
@@ -256,7 +256,7 @@ def _first(items: Iterator[T], size: int) -> list[T]:
 
 def _of_instance(x: Any) -> Iterator[tuple[str, object]]:
     names = namespace(x)
-    kind: Any = type(x)
+    kind: type = type(x)
     if hasattr(kind, "_stoker_batches"):  # a cache around a dataset: seeds must be the same with and without it
         yield "", x.dataset
         yield from ((f".{name}", value) for name, value in zip(("prepare", "augment"), x._said, strict=True))

@@ -33,7 +33,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ..core.errors import StateError
 from ..core.random_state import PROCESS_WIDE, RandomState, is_one_draw, preserved, set_from_text
 from ..core.ranks import rank_and_ranks
-from ..core.types import Index
+from ..core.types import Index, JsonObject
 from ..core.types import State as ObjectState
 from .division import share_of_rest
 from .order import END, TORCH_SAMPLERS, in_batches, order, with_first_drawn
@@ -171,7 +171,7 @@ class SamplerReplay:
         up to the last delivered task."""
         while len(self._sampler_states) > 1 and self._sampler_states[1].tasks <= self.next:
             self._sampler_states.popleft()
-        objects: tuple[Any, Any] = self._sampler, iterator
+        objects: tuple[object, ...] = self._sampler, iterator
         pickled = pickled_state(lambda: [x.state_dict() if is_stateful(x) else None for x in objects])
         self._sampler_states.append(_SamplerState(tasks, pickled, ended))
 
@@ -355,7 +355,7 @@ class SamplerReplay:
         at_start = read_state(self._state_at_start)
         return None if at_start is None else {"given": 0, "sampler": at_start, "iterator": None, "ended": False}
 
-    def _sampler_rng(self, order_name: str) -> dict[str, Any]:
+    def _sampler_rng(self, order_name: str) -> JsonObject:
         """Returns the random state from which the order was drawn, as texts; under "before", the state before
         ``iter(sampler)``."""
         after = self._rng_after_iter

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from ..core.errors import StateError
 from ..core.random_state import NAMES, from_text, set_from_text
+from ..core.types import JsonObject
 from ..core.types import State as ObjectState
 from .shard import READ_HERE, Shard, ShardStart
 from .stateful import alike
@@ -67,7 +68,7 @@ class State:
     shared_seed: Count | None
     length: Annotated[int, Meta(ge=-1, le=MAX_INT)]  # of the sampler's data, if the order depends on it; else -1
     sampler: Annotated[str, Meta(max_length=100)]  # the order's name, or how the sampler is restored
-    sampler_rng: dict[str, Any]  # by generator, the random state from which the order was drawn
+    sampler_rng: JsonObject  # by generator, the random state from which the order was drawn
     sampler_state: ObjectState  # the sampler's own state, and the number of tasks it had given by then
     # for a distributed sampler: samples taken by all ranks before this division, ranks, and its epoch
     world: tuple[Count, Annotated[int, Meta(ge=1, le=MAX_INT)], Annotated[int, Meta(ge=0, le=MAX_INT // 2)]] | None
@@ -130,7 +131,7 @@ class State:
         if self.kind == "iterable" and self.next and not self.finished and "before" in self.sampler_rng:
             raise StateError(READ_HERE)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         values = dict(vars(self))
         values["ahead"] = list(self.ahead)
         for name in ("world", "division"):
@@ -212,7 +213,7 @@ class State:
 # -- reading
 
 
-def _read(name: str, value: object, of: Any) -> Any:
+def _read(name: str, value: object, of: object) -> Any:
     """Returns a key's value, if it has the right type and passes ``_CHECKS``. Raises StateError otherwise."""
     try:
         found = read_packed(value) if name in _PACKED else value
@@ -232,7 +233,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _check_rngs(states: dict[str, Any]) -> None:
+def _check_rngs(states: JsonObject) -> None:
     for name, state in states.items():
         if name == "before" and isinstance(state, dict) and "before" not in state:
             _check_rngs(state)
@@ -259,7 +260,7 @@ def _check_sampler_state(state: ObjectState) -> None:
 
 _OF_DATASET = {"dataset", "iterator", "ended"}
 _PACKED = {"sampler_rng", "sampler_state", "parts"}  # written as JSON if that loses nothing
-_CHECKS: dict[str, Callable[[Any], object]] = {
+_CHECKS: dict[str, Callable[..., object]] = {
     "sampler_rng": _check_rngs,
     "sampler_state": _check_sampler_state,
     "generator": from_text,

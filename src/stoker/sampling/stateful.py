@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -12,7 +13,14 @@ from ..core.errors import StateError, one_line
 from ..core.types import State
 
 
-def is_stateful(obj: object) -> bool:
+class Stateful(Protocol):
+    """What ``is_stateful`` asks for."""
+
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: State, /) -> object: ...
+
+
+def is_stateful(obj: object) -> TypeGuard[Stateful]:
     """Whether an object has ``state_dict()`` and ``load_state_dict(state)`` for its position in a run. A module's hold
     its weights, so they do not count."""
     if isinstance(obj, torch.nn.Module):
@@ -46,7 +54,7 @@ def load_into(obj: object, state: State, name: str) -> None:
             f"the state dict has a state for the {name}, but {type(obj).__name__} has no load_state_dict()"
         )
     try:
-        obj.load_state_dict(state)  # type: ignore[attr-defined]
+        obj.load_state_dict(state)
     except Exception as e:
         raise StateError(f"the {name}'s own load_state_dict() rejected its state: {one_line(e)}") from e
 

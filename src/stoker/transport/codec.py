@@ -135,7 +135,7 @@ class _BatchUnpickler(pickle.Unpickler):
         # Not a method, because pickle's memo would hold it in a cycle, and the slot until that is collected.
         self._tensor = functools.partial(_view, leaves, memory)
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if name == "_leaf" and module == __name__:
             return self._tensor
         return super().find_class(module, name)

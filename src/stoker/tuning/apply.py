@@ -30,7 +30,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import parent_process
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -201,7 +201,7 @@ def cache_alone(applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractC
     ``StatefulDataLoader``. Gives the loader the cache; its workers remain the class's. Persistent workers have the
     cache only if the trial ended before they started. They are not told when an epoch begins, so a changed dataset ends
     their cache."""
-    makes: Any = getattr(type(loader), "_get_iterator", None)
+    makes = getattr(type(loader), "_get_iterator", None)
     if not isinstance(loader, TorchLoader) or makes is TorchLoader._get_iterator:
         return contextlib.nullcontext()
     asks_torch = "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",))

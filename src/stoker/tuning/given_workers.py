@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from ..core.compare import equal_bits
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index, LoaderLike, MapDataset
 from ..loader.loader_state import state_of
-from ..sampling.generators import find_generators
+from ..sampling.generators import Found, find_generators
 from ..staging.change_watch import shortly
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
@@ -242,7 +243,7 @@ def watch_draws(loader: LoaderLike, it: Any) -> None:
 class _WatchedFetcher:
     """Wraps torch's fetcher and records whether it draws. Forms no reference cycle, which would keep the dataset."""
 
-    def __init__(self, fetcher: Any, seen: Draws, generators: list[tuple[str, Any]]) -> None:
+    def __init__(self, fetcher: _BaseDatasetFetcher, seen: Draws, generators: Found) -> None:
         self._fetcher, self._seen, self._generators = fetcher, seen, generators
 
     def fetch(self, index: Index) -> Batch:
@@ -253,5 +254,5 @@ class _WatchedFetcher:
             self._seen.batches += 1
             self._seen.moved |= bool(before.moved())
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._fetcher, name)

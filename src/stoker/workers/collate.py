@@ -13,7 +13,7 @@ import time
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ..transport.thread_slots import HeapWriter
 
 CollateMap: TypeAlias = dict[type | tuple[type, ...], Callable[..., Batch]]
+CollateFn: TypeAlias = Callable[[list[Sample] | Sample], Batch]
+"""Called with the samples of a batch, or with one sample if the loader makes no batches."""
 _stock: Callable[..., torch.Tensor] = torch_collate.collate_tensor_fn  # the user may have put another into the map
 _here = threading.local()
 
@@ -38,7 +40,7 @@ def maps_are_own() -> bool:
     return not any(_is_users(fn) for fn in torch_collate.default_collate_fn_map.values())
 
 
-def _is_users(fn: Any) -> bool:
+def _is_users(fn: object) -> bool:
     code = getattr(fn, "__code__", None)
     return code is None or is_users(code.co_filename)
 
@@ -100,7 +102,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tenso
 class SlotCollate:
     """Calls the user's collate function with a slot for the tensors that ``default_collate`` stacks."""
 
-    def __init__(self, collate_fn: Callable[[Any], Batch], writer: SlotWriter | HeapWriter, batched: bool) -> None:
+    def __init__(self, collate_fn: CollateFn, writer: SlotWriter | HeapWriter, batched: bool) -> None:
         self.fn = collate_fn
         self.writer = writer
         self._batched = batched

@@ -11,7 +11,7 @@ import functools
 import pickle
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -89,7 +89,7 @@ class Caught(ExceptionWrapper):
         self.state = dict(getattr(error, "__dict__", {}))
         self.state.pop("__notes__", None)  # they are in the text
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[Attributes, bytes], Caught], tuple[Attributes, bytes]]:
         fields = {**vars(self), "exc_type": _picklable_base(self.exc_type), "state": {}}
         return _rebuild, (fields, _pickled_attributes(self.state))
 
@@ -148,7 +148,7 @@ class _Unquoted(str):
         return self
 
 
-def _made(kind: Any, text: str) -> BaseException | None:
+def _made(kind: type, text: str) -> BaseException | None:
     """Makes an exception of this type with the message ``text``, in whatever way its constructor allows."""
     message = _Unquoted(text) if issubclass(kind, KeyError) else text
     with contextlib.suppress(Exception):
@@ -164,7 +164,7 @@ def _made(kind: Any, text: str) -> BaseException | None:
 
 
 @functools.cache
-def _both(kind: Any) -> Any:
+def _both(kind: type) -> Any:
     """Makes a subclass of ``kind`` and RuntimeError, named as torch's; its message is its first argument."""
     body = {"__str__": lambda self: self.args[0], "__module__": "builtins", "__qualname__": RuntimeError.__qualname__}
     body["__reduce__"] = lambda self: (_made, (kind, self.args[0]))

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.dataset_tree import without_subsets
-from ..core.types import Batch, Index, JsonObject, Sample
+from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
 from ..sampling.stateful import is_stateful, load_into
-from .collate import SlotCollate, maps_are_own
+from .collate import CollateFn, SlotCollate, maps_are_own
 from .faults.guard import Ahead, FetchParts, Guard, OnSampleStart
 from .faults.policy import Failure, OnError
 from .gather import RowGather, Select
-from .protocol import WorkerSpec
+from .protocol import MakesBatches, WorkerSpec
 
 
 class BatchFetcher:
@@ -90,7 +90,7 @@ class BatchFetcher:
 _END = object()
 
 
-def state_of(dataset: Any, fetcher: Any) -> JsonObject:
+def state_of(dataset: object, fetcher: object) -> JsonObject:
     """Returns the states of a dataset and of its iterator, if that is another object. ``ended``: a batch was short, so
     the iterator is exhausted, and the dataset may already be at the beginning of the next epoch."""
     inner = getattr(fetcher, "dataset_iter", None)
@@ -101,7 +101,7 @@ def state_of(dataset: Any, fetcher: Any) -> JsonObject:
     }
 
 
-def put_back(fetcher: Any, state: JsonObject) -> None:
+def put_back(fetcher: _IterableDatasetFetcher, state: JsonObject) -> None:
     """Restores the state of an iterable dataset's iterator, once the dataset is restored and ``iter()`` was called."""
     load_into(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
     if state["ended"]:
@@ -118,7 +118,7 @@ def is_plain(collate_fn: object) -> bool:
     return collate_fn is torch_collate.default_convert
 
 
-def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
+def skip(fetcher: _IterableDatasetFetcher, size: int | None, plain: bool) -> bool:
     """See ``BatchFetcher.skip``."""
     try:
         if not plain:
@@ -133,14 +133,16 @@ def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
     return True
 
 
-def is_asked_one_by_one(dataset: Any, collate_fn: object, auto_collation: bool) -> bool:
+def is_asked_one_by_one(dataset: object, collate_fn: object, auto_collation: bool) -> bool:
     """Whether the samples of a batch are requested one at a time."""
     if not auto_collation or staged_in(dataset) is not None or RowGather.fits(dataset, collate_fn, auto_collation):
         return False
     return not hasattr(without_subsets(dataset), "__getitems__")
 
 
-def _map(dataset: Any, auto_collation: bool, collate: SlotCollate, reads: Ahead | None) -> Callable[[Index], Batch]:
+def _map(
+    dataset: MapDataset, auto_collation: bool, collate: SlotCollate, reads: Ahead | None
+) -> Callable[[Index], Batch]:
     """torch's ``_MapDatasetFetcher``, with attributes looked up once instead of for each sample."""
     if not auto_collation:
         alone(dataset)
@@ -163,7 +165,7 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate, reads: Ahead 
     return RowGather(dataset, loop, collate.select) if RowGather.fits(dataset, collate.fn, auto_collation) else loop
 
 
-def _loop_with_threads(dataset: Any, collate: SlotCollate, reads: Ahead, indices: list[Index]) -> Batch:
+def _loop_with_threads(dataset: MapDataset, collate: SlotCollate, reads: Ahead, indices: list[Index]) -> Batch:
     made = reads(indices)
     samples = []
     for k, index in enumerate(indices):
@@ -171,14 +173,14 @@ def _loop_with_threads(dataset: Any, collate: SlotCollate, reads: Ahead, indices
     return collate(samples)
 
 
-def staged_in(dataset: Any) -> Any:
+def staged_in(dataset: object) -> MakesBatches | None:
     """Unwraps ``Subset``s; returns the inner dataset if it makes its own batches (``Staged``), else None."""
     inner = without_subsets(dataset)
     return inner if hasattr(type(inner), "_stoker_batches") else None
 
 
 def parts(
-    dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], run: Callable[[Index], Batch]
+    dataset: MapDataset | Dataset[Sample], auto_collation: bool, collate: CollateFn, run: Callable[[Index], Batch]
 ) -> FetchParts:
     """Splits the way ``run`` makes a batch of a map-style dataset into parts."""
     if not auto_collation:
@@ -203,7 +205,7 @@ def _staged_one(dataset: Any, index: Index) -> Sample:
     return dataset.make([index])[0]
 
 
-def alone(dataset: Any) -> None:
+def alone(dataset: object) -> None:
     """Checks that samples can be requested one by one: raises if a staged dataset augments whole batches."""
     staged = staged_in(dataset)
     if staged is not None and staged.augment_batch is not None:
@@ -211,10 +213,11 @@ def alone(dataset: Any) -> None:
 
 
 def batches(
-    dataset: Any, collate: Callable[[Any], Batch], select: Select, fn: Callable[[Any], Batch]
+    dataset: object, collate: CollateFn, select: Select, fn: CollateFn
 ) -> Callable[[list[Index]], Batch] | None:
     """Returns the function with which a dataset makes its own batches from lists of indices; None if it has none."""
-    if staged_in(dataset) is None:
+    staged = staged_in(dataset)
+    if staged is None:
         return None
     if type(dataset) is Subset:
         inner = batches(dataset.dataset, collate, select, fn)
@@ -222,5 +225,4 @@ def batches(
         make, subset = inner, dataset
         return lambda indices: make([subset.indices[i] for i in indices])
     is_default = fn is torch_collate.default_collate and is_plain(fn)
-    made: Callable[[list[Index]], Batch] = dataset._stoker_batches(collate, select, is_default)
-    return made
+    return staged._stoker_batches(collate, select, is_default)

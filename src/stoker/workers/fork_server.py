@@ -20,13 +20,13 @@ import signal
 import socket
 import threading
 import weakref
-from typing import Any
+from types import ModuleType
 
 from ..core import processes
 from ..core.errors import UsageError
 from .fork_server_main import MESSAGE_BYTES, StartWorker, WorkerEvent, serve
 from .handover import Fd, Pickled
-from .protocol import WorkerSpec
+from .protocol import ProcessContext, WorkerSpec
 
 EXIT_S = 1.0  # how long to wait for the exit code after the process was seen to end
 
@@ -35,7 +35,7 @@ class ForkServer:
     """The parent's side of the interpreter that workers are forked from. Raises TypeError, AttributeError or
     pickle.PicklingError if ``spec`` cannot be pickled, and UsageError if a new process cannot import what it needs."""
 
-    def __init__(self, context: Any, spec: WorkerSpec, parent: int) -> None:
+    def __init__(self, context: ProcessContext | ModuleType, spec: WorkerSpec, parent: int) -> None:
         self._pickled = Pickled(spec)
         name = self._pickled.interactive_name()
         if name:

@@ -34,11 +34,11 @@ class RowGather:
     """Makes the batches of a dataset that ``fits`` by ``index_select``. ``loop`` makes a batch as torch does: the first
     batch, and any that cannot be gathered. ``select`` returns rows of tables; a worker's puts them into a slot."""
 
-    def __init__(self, dataset: Any, loop: Callable[[list[Index]], Batch], select: Select = select) -> None:
+    def __init__(self, dataset: object, loop: Callable[[list[Index]], Batch], select: Select = select) -> None:
         self._subset = dataset if type(dataset) is Subset else None
         self._data: Any = dataset.dataset if type(dataset) is Subset else dataset
         self._loop, self._select = loop, select
-        self._source: Any = None
+        self._source: object = None
         self._tables: list[torch.Tensor] | None = None
         self._checked = False
         self.gathered = 0
@@ -86,8 +86,8 @@ class RowGather:
         batch = self._loop(indices)
         self._checked = True
         try:
-            self._source = self._sources()
-            data = self._source if type(self._source) is tuple else [self._source]
+            source = self._source = self._sources()
+            data = source if type(source) is tuple else [source]
             tables = [torch.from_numpy(t) if isinstance(t, np.ndarray) else t for t in data]
             rows = self._rows(indices)
             may_gather = all(_plain(t) and (t.is_cpu or self._select is select) for t in tables)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing import context as mp_context
 from multiprocessing import reduction
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 # How a pickle names a class or function of the main module (opcodes: see pickletools): two memoized short strings,
@@ -19,17 +19,23 @@ _IN_MAIN, _GLOBAL = b"\x8c\x08__main__\x94\x8c", b"\x94\x93"
 _received: list[int] = []  # descriptors that came with the object being unpickled
 
 
+class _Duplicate(Protocol):
+    """A descriptor on its way to a new process."""
+
+    def detach(self) -> int: ...
+
+
 class Fd:
     """A file descriptor that a child receives with its process object, under fork, spawn and forkserver."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __reduce__(self) -> tuple[Callable[[Any], Fd], tuple[object]]:
+    def __reduce__(self) -> tuple[Callable[[_Duplicate], Fd], tuple[_Duplicate]]:
         return _arrived, (reduction.DupFd(self.fd),)
 
 
-def _arrived(duplicate: Any) -> Fd:  # ``duplicate`` is multiprocessing's or an ``_Index``
+def _arrived(duplicate: _Duplicate) -> Fd:  # ``duplicate`` is multiprocessing's or an ``_Index``
     return Fd(duplicate.detach())
 
 

@@ -10,7 +10,8 @@ import os
 import signal
 import threading
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from ..core import processes
 from ..core.errors import UsageError, WorkerDiedError
@@ -24,7 +25,7 @@ from .can_start import can_start_elsewhere
 from .fork_lock_detector import ForkLockDetector
 from .handover import Fd
 from .process_main import Ends, main
-from .protocol import WorkerSpec
+from .protocol import ProcessContext, WorkerSpec
 from .worker_handle import WorkerHandle
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ DESCRIPTORS_OF_A_FORK = 4  # checked beforehand: multiprocessing leaks some if i
 class Launcher:
     """Starts the worker processes of one pool."""
 
-    def __init__(self, context: Any, spec: WorkerSpec) -> None:
+    def __init__(self, context: ProcessContext | ModuleType, spec: WorkerSpec) -> None:
         if not processes.starts_processes(context):  # a worker ends its process and sets signal handlers
             raise UsageError(f"{type(context).__name__} does not start processes by fork, spawn or forkserver")
         self._context, self._spec = context, spec
@@ -90,7 +91,7 @@ class Launcher:
         ends: Ends = Fd(tasks), Fd(results), Fd(memory), shared
         to_close = pipes if method == "fork" else []
         args = self._spec, worker.place, worker.id, ends, to_close, parent, interruptible
-        process: BaseProcess = self._context.Process(target=main, args=args)
+        process = self._context.Process(target=main, args=args)
         process.daemon = True
         _check_descriptors(DESCRIPTORS_OF_A_FORK, tasks)
         with own_fork(), signals.waits() if method == "fork" else contextlib.nullcontext():

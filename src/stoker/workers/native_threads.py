@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,7 +33,7 @@ def cap_process() -> None:
     """Does in a worker process what torch's workers do. OpenCV, whose results do not depend on threads, gets none: its
     threads do not exist after a fork, and a call that waits for them hangs."""
     torch.set_num_threads(1)
-    cv2: Any = sys.modules.get("cv2")
+    cv2 = sys.modules.get("cv2")
     if cv2 is not None:
         cv2.setNumThreads(0)  # 1 would try to end threads that do not exist
 

@@ -107,7 +107,7 @@ def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
 
-def _set_part_info(part: int, place: ShardStart, dataset: Any) -> None:
+def _set_part_info(part: int, place: ShardStart, dataset: object) -> None:
     set_worker_info(place.worker, place.workers, place.base_seed + place.worker, dataset)
 
 

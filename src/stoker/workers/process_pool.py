@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
 
 from torch.utils.data.dataloader import _DatasetKind
 
@@ -36,7 +36,7 @@ from . import health
 from .faults import exit_reason
 from .launch import SHORTAGES, Launcher
 from .process_table import ProcessTable
-from .protocol import RetryTask, SeededTask, WorkerSpec
+from .protocol import ProcessContext, RetryTask, SeededTask, WorkerSpec
 from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class ProcessPool:
     def __init__(
         self,
         spec: WorkerSpec,
-        context: Any,  # a multiprocessing context, or torch.multiprocessing itself
+        context: ProcessContext | ModuleType,  # a multiprocessing context, or torch.multiprocessing itself
         budget: Budget,
         arenas: list[SlotReader],  # memory of an earlier epoch's workers, reused while warm, and removed from this list
         locker: PageLocker | None = None,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..core.types import Batch, Index, MapDataset
+from ..core.types import Batch, Index, MapDataset, Sample
 from ..sampling.order import Task
 from ..sampling.shard import ShardStart
 from ..transport.messages import NO_TIMES, Times
+from .collate import CollateFn
 from .faults.policy import Failure, OnError
 
 if TYPE_CHECKING:
     from ..sampling.state import WorkerPart
+    from .gather import Select
 
 
 class TaskPhase(enum.IntEnum):
@@ -82,6 +85,36 @@ class Helpers(Protocol):
     def close(self) -> None: ...
 
 
+class ProcessContext(Protocol):
+    """A multiprocessing context."""
+
+    @property
+    def Process(self) -> Callable[..., BaseProcess]: ...
+
+
+class Readers(Protocol):
+    """Threads that load samples: ``read_threads.ReadThreads``."""
+
+    @property
+    def count(self) -> int: ...
+    def take_cpu_ns(self) -> int: ...
+
+
+class MakesBatches(Protocol):
+    """A map-style dataset that makes its own batches: ``staging.Staged``."""
+
+    augment_batch: Callable[[Batch], Batch] | None
+    read_threads: int | str
+
+    @property
+    def reads(self) -> Readers | None: ...
+    def begin_as_forked(self) -> None: ...
+    def _begin(self, forks_are_same: bool = False) -> None: ...
+    def make(self, indices: Sequence[Index]) -> list[Sample]: ...
+    def _no_batch(self) -> None: ...
+    def _stoker_batches(self, collate: CollateFn, select: Select, plain: bool) -> Callable[[list[Index]], Batch]: ...
+
+
 class SharedFlag(Protocol):
     """A flag that any process may raise, and none lowers: ``staging.store.memory.Flag``."""
 
@@ -97,7 +130,7 @@ class WorkerSpec:
     kind: int  # torch's ``_DatasetKind``
     dataset: Any  # the dataset; copied by fork or pickled
     auto_collation: bool  # whether a task is a list of indices
-    collate_fn: Callable[[Any], Batch]  # the loader's collate function
+    collate_fn: CollateFn  # the loader's collate function
     drop_last: bool  # torch's
     base_seed: int  # drawn by the iterator; a worker's seed is ``base_seed + id``
     init_fn: Callable[[int], None] | None  # called with the worker's id before the first fetch

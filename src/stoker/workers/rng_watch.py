@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ..core.random_state import get_state
 from ..core.warn import warn_user
 from ..sampling.generators import Found, in_words
 
-_numpy: Any = np.random.mtrand._rand
+_numpy = np.random.mtrand._rand
 FIRST_TASKS = 2  # tasks of each worker that are watched
 MAX_WATCHED = 64  # watched tasks in all after which newly made generators no longer restart the watch
 REWATCH_S = 1.0  # then at least this long between watched tasks: an augmentation may start in a later epoch,

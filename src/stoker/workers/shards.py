@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..core.errors import StateError, WorkerDiedError, one_line
 from ..core.random_state import RandomState
@@ -41,10 +41,11 @@ class Shards:
         self,
         spec: WorkerSpec,
         worker: int,
-        dataset: Any,
+        dataset: object,
         # returns the runner for a part, from its number and dataset; all parts but the first get copies
-        make: Callable[[int, Any], TaskRunner],
-        set_worker_info: Callable[[int, ShardStart, Any], None],  # sets what ``get_worker_info()`` returns for a part
+        make: Callable[[int, object], TaskRunner],
+        # sets what ``get_worker_info()`` returns for a part
+        set_worker_info: Callable[[int, ShardStart, object], None],
         # seeds the process-wide random state, which is switched with the part, from base seed and number; None if each
         # part has its own random state
         seed: Callable[[int, int], object] | None,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import FrameType
 
-_handler: Any = None  # the script's SIGINT handler while the main thread forks; a child restores it
+# the script's SIGINT handler while the main thread forks; a child restores it
+_handler: Callable[[int, FrameType | None], object] | None = None
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
 
 from ..core.errors import BudgetError
 from ..core.options import Budget
@@ -11,12 +11,12 @@ from ..core.warn import warn_user
 from ..transport.slots import PageLocker, SlotReader
 from .launch import SHORTAGES
 from .process_pool import ProcessPool
-from .protocol import WorkerSpec
+from .protocol import ProcessContext, WorkerSpec
 
 
 def start(
     spec: WorkerSpec,
-    context: Any,
+    context: ProcessContext | ModuleType,
     budget: Budget,
     arenas: list[SlotReader],
     locker: PageLocker | None,

@@ -25,7 +25,7 @@ from .collate import SlotCollate
 from .exceptions import Caught
 from .faults.guard import Guard, OnSampleStart
 from .fetcher import BatchFetcher, is_asked_one_by_one, put_back, staged_in, state_of
-from .protocol import LateDataset, RetryTask, SeededTask, WorkerReply, WorkerSpec
+from .protocol import LateDataset, MakesBatches, Readers, RetryTask, SeededTask, WorkerReply, WorkerSpec
 from .read_threads import ReadThreads
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
@@ -74,7 +74,7 @@ class TaskRunner:
         self._sends_state = False
         self._fetcher: BatchFetcher | None = None
         self._reads: ReadThreads | None = None  # threads that load samples, kept across epochs
-        self._staged: Any = None  # a ``Staged``, which has its own threads
+        self._staged: MakesBatches | None = None  # a ``Staged``, which has its own threads
         self._failed: Caught | None = None
         self._shared = shared
         self._late = spec.late
@@ -144,6 +144,7 @@ class TaskRunner:
         if not self._iterable:
             return
         assert self._fetcher is not None
+        assert self._fetcher.fetcher is not None
         put_back(self._fetcher.fetcher, state)
         if part.at < 0:  # the state is from the epoch before: go to its end, then begin this one
             self._fetcher.skip(self.spec.batch_size)
@@ -285,7 +286,7 @@ class TaskRunner:
         guard.begin(spec.base_seed, spec.part_epochs + epoch, number, reseed, others)
 
     @property
-    def reads(self) -> ReadThreads | None:
+    def reads(self) -> Readers | None:
         """The threads that load samples, if there are any."""
         return self._reads if self._staged is None else self._staged.reads
 

@@ -50,7 +50,7 @@ MEASURED_EVERY = 16  # batches, of which the size of one is measured
 _current = threading.local()
 
 
-def _get_worker_info() -> Any:
+def _get_worker_info() -> object:
     return getattr(_stoker_current, "info", _worker_info)  # type: ignore[name-defined]  # noqa: F821  torch's module
 
 
@@ -113,7 +113,7 @@ def _set_worker_info(worker: int, workers: int, seed: int, dataset: Any, rng: se
 class _ThreadWorker(threading.Thread):
     """One worker thread."""
 
-    def __init__(self, pool: ThreadPool, id_: int, queue: _TaskQueue, dataset: Any, writer: HeapWriter) -> None:
+    def __init__(self, pool: ThreadPool, id_: int, queue: _TaskQueue, dataset: object, writer: HeapWriter) -> None:
         super().__init__(name=f"stoker_worker_{id_}", daemon=True)
         self.id = id_  # of the worker
         self.queue = queue  # where its tasks come from
@@ -178,11 +178,11 @@ class _ThreadWorker(threading.Thread):
         places = [spec.place(part) for part in range(spec.shards)]
         own = [seeding.Generators(place.base_seed, place.worker) for place in places]
 
-        def shard_of(shard: int, dataset: Any) -> TaskRunner:
+        def shard_of(shard: int, dataset: object) -> TaskRunner:
             rng = own[shard]
             return TaskRunner(spec, shard, dataset, collate, "thread", rng.seed_task, rng.state)
 
-        def set_part_info(part: int, place: ShardStart, dataset: Any) -> None:
+        def set_part_info(part: int, place: ShardStart, dataset: object) -> None:
             _set_worker_info(place.worker, place.workers, place.base_seed + place.worker, dataset, own[part])
 
         return Shards(spec, self.id, self._dataset, shard_of, set_part_info, seed=None)

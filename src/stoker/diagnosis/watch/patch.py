@@ -166,7 +166,7 @@ def _defining(base: Any, original: object, watch: ProcessWatch) -> object:
     if (base, "__init_subclass__") in patches.late:
         return lambda cls: _watch_class(cls, watch)
 
-    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+    def __init_subclass__(cls: Any, **kwargs: object) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         _watch_class(cls, watch)
 

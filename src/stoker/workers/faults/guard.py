@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...core.dataset_tree import file_of
 from ...core.errors import SampleError, StokerError
@@ -23,7 +23,7 @@ MAX_REPLACEMENTS = 32  # samples that are tried as a replacement for one
 class FetchParts(NamedTuple):
     """The parts of making a dataset's batches."""
 
-    dataset: Any  # for the names of its files
+    dataset: object  # for the names of its files
     batched: bool  # a task is a list of indices
     whole: Callable[[Index], Batch] | None  # makes a batch at once; None to use ``one`` and ``finish``
     one: Callable[[Index], Sample]  # loads the sample with this index

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from ...core.errors import UsageError
 from ...core.options import AutoWorkers
 from ...core.processes import starts_processes
-from ...core.types import LoaderLike
+from ...core.types import Batch, Index, LoaderLike, Sample
 from ...sampling.stateful import is_stateful
 from . import policy
 from .policy import OnError
 
 if TYPE_CHECKING:
+    from ...core.metrics import LoaderMetrics
     from .error_log import ErrorLog
 
 DEATH = (None, "restart", "raise")
@@ -29,6 +32,31 @@ FOREIGN = (
     "multiprocessing_context={} does not start processes by fork, spawn or forkserver, so torch's own iterator serves "
     "this loader"
 )
+
+
+class ConfiguredLoader(LoaderLike, Protocol):
+    """A loader with the settings that torch's class lacks: ``stoker.DataLoader``, or one that adopted them."""
+
+    worker_method: str
+    budget: int | float | str | None
+    debug: bool
+    device: torch.device | None
+    transform_on_device: Callable[[Batch], Batch] | None
+    on_error: str | Callable[[Index, Exception], Sample]
+    refill: bool
+    max_errors: int | float | None
+    quarantine: str | os.PathLike[str] | None
+    on_worker_death: str | None
+    sample_timeout: float | None
+    task_seeds: bool
+    snapshot_every_n_steps: int | None
+
+
+class KeepsErrors(Protocol):
+    """What keeps a loader's error log across epochs: ``loader.loader_state``."""
+
+    ledger: ErrorLog | None
+    metrics: LoaderMetrics
 
 
 def asked(loader: LoaderLike) -> bool:
@@ -48,7 +76,7 @@ def restarts(loader: LoaderLike) -> bool:
     return how != "raise" and loader._dataset_kind == _DatasetKind.Map and not is_stateful(loader.dataset)
 
 
-def check(loader: Any) -> None:
+def check(loader: ConfiguredLoader) -> None:
     """Checks all fault settings. Raises UsageError, which says what is wrong and what to do instead."""
     policy.check(loader.on_error, loader.refill, loader.max_errors)
     _check_death(loader)
@@ -105,7 +133,7 @@ def check_timeout(loader: Any) -> None:
         raise UsageError(f"sample_timeout replaces the worker that hangs, but {STATE}")
 
 
-def _check_death(loader: Any) -> None:
+def _check_death(loader: ConfiguredLoader) -> None:
     how = loader.on_worker_death
     if how not in DEATH:
         raise UsageError(f'on_worker_death must be "restart", "raise" or None ("restart" where possible), not {how!r}')
@@ -125,7 +153,7 @@ def _check_death(loader: Any) -> None:
         raise UsageError(f'on_worker_death="restart" replaces a worker that dies, but {STATE}')
 
 
-def _check_context(loader: Any) -> None:
+def _check_context(loader: ConfiguredLoader) -> None:
     """Raises UsageError if torch's own iterator serves the loader and does not support its settings."""
     context = loader.multiprocessing_context
     if loader.num_workers == 0 or loader.debug or (LINUX and starts_processes(context)):
@@ -154,7 +182,7 @@ def ignored(loader: object, *names: str) -> str:
     return ", ".join(name for name in names if getattr(loader, name, None) not in (None, 0, "raise"))
 
 
-def faults_of(loader: Any, state: Any) -> tuple[OnError, ErrorLog]:
+def faults_of(loader: Any, state: KeepsErrors) -> tuple[OnError, ErrorLog]:
     """Returns the loader's policy and its error log, which ``state`` keeps across epochs."""
     from .error_log import ErrorLog
 

@@ -8,25 +8,27 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 TARGET = "torch.utils.data.dataloader"
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, real: Any) -> None:
+    def __init__(self, real: importlib.abc.Loader) -> None:
         self._real = real
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._real.create_module(spec)
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         global waiting
         self._real.exec_module(module)
         waiting = _Waiting(module)
 
-    def __getattr__(self, name: str) -> Any:  # get_source and the like, for tracebacks
+    def __getattr__(self, name: str) -> object:  # get_source and the like, for tracebacks
         return getattr(self._real, name)
 
 
@@ -40,9 +42,9 @@ class _Waiting:
     ``__init__``).
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: ModuleType) -> None:
         self._module, self._begun, self._lock = module, False, threading.RLock()
-        self.replaced: dict[tuple[object, str], Callable[..., Any]] = {}
+        self.replaced: dict[tuple[object, str], Callable[..., object]] = {}
         for cls in (module.DataLoader, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
             self._wait(cls)
         self._wait_for_subclasses(module.DataLoader)
@@ -52,7 +54,7 @@ class _Waiting:
         original = self.replaced[key] = vars(cls)["__init__"]
 
         @functools.wraps(original)
-        def __init__(*args: Any, **kwargs: Any) -> None:
+        def __init__(*args: object, **kwargs: object) -> None:
             self.begin()
             self.replaced[key](*args, **kwargs)
 
@@ -62,7 +64,7 @@ class _Waiting:
         key = base, "__init_subclass__"
         self.replaced[key] = lambda cls: None
 
-        def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        def __init_subclass__(cls: Any, **kwargs: object) -> None:
             super(base, cls).__init_subclass__(**kwargs)
             if not cls.__module__.startswith("torch."):
                 self.begin()
@@ -82,7 +84,7 @@ class _Waiting:
 waiting: _Waiting | None = None  # set once torch is imported; ``patch`` begins it if a callback comes first
 
 
-def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]]) -> None:
+def _attach(module: ModuleType, replaced: dict[tuple[object, str], Callable[..., object]]) -> None:
     collects = gc.isenabled()
     gc.disable()  # importing about 150 modules triggers a full collection: 70 ms over torch's objects
     try:
@@ -98,7 +100,7 @@ def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]])
             gc.enable()
 
 
-def _import_patch() -> Any:
+def _import_patch() -> ModuleType | None:
     """Imports and returns ``patch``; if this Python cannot import it, writes a line to stderr and returns None."""
     home = os.environ.get("STOKER_HOME", "")
     sys.path.append(home)  # last, so that it shadows none of the script's modules
@@ -114,7 +116,9 @@ def _import_patch() -> Any:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != TARGET:
             return None
         sys.meta_path.remove(self)
