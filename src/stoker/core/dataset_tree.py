@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 from .types import Index, MapDataset
 
@@ -15,7 +15,7 @@ MOST = 2_000  # datasets in total
 FILES = ("samples", "imgs", "images", "files", "paths", "filenames")  # attributes that list files
 
 
-def without_subsets(dataset: MapDataset) -> MapDataset:
+def without_subsets(dataset: object) -> Any:
     """Unwraps nested ``torch.utils.data.Subset``s; returns any other dataset unchanged."""
     kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)  # importing torch takes a second
     while kind is not None and type(dataset) is kind:

@@ -128,8 +128,7 @@ def _with_settings(loader: LoaderLike, given: Attributes, settings: Settings, ma
     cache = given.get("cache")
     with engine.with_dataset(loader, None if cache is None else settings.staged(loader, cache)):
         it = make(loader)
-    if given.get("device") is None:
-        return it
     adopted = cast(ConfiguredLoader, loader)
-    assert adopted.device is not None
+    if given.get("device") is None or adopted.device is None:
+        return it
     return ahead(it, adopted.device, transform=adopted.transform_on_device)
