@@ -12,7 +12,7 @@ import torch
 
 from ..core.marked_code import original
 from ..core.types import Attributes
-from .containers import items_of
+from .containers import is_changed, items_of
 from .library_objects import Held
 
 Rewritten = TypeVar("Rewritten")
@@ -75,8 +75,7 @@ def callee_of(called: object) -> Callee | None:
     if isinstance(called, (type, types.BuiltinFunctionType, functools.partial)):
         return None
     if isinstance(called, torch.nn.Module):
-        hooks = (called._forward_hooks, called._forward_pre_hooks, called._backward_hooks)
-        fn: object = None if any(hooks) else getattr(type(called), "forward", None)
+        fn: object = None if is_changed(called) else getattr(type(called), "forward", None)
     else:
         fn = member(type(called), "__call__")
     return Callee(fn, called) if isinstance(fn, types.FunctionType) else None

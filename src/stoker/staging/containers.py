@@ -19,6 +19,16 @@ Container = TypeVar("Container", bound=Callable[..., object])
 _MODULES = "_modules"
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+READ_OF_MODULES = {"forward", *HOOKS}  # attributes that decide what a call of a module runs
+
+
+def is_changed(module: torch.nn.Module) -> bool:
+    """Whether a call runs more than the class's ``forward``, as ``torch.nn.Module._call_impl`` decides it."""
+    own, of_all = vars(module), vars(torch.nn.modules.module)
+    return "forward" in own or any(own.get(name) or of_all.get(f"_global{name}") for name in HOOKS)
+
+
 class Items(NamedTuple):
     """The transforms of a container."""
 
@@ -34,6 +44,8 @@ def items_of(called: object) -> Items | None:
     if not held or isinstance(called, (type, types.FunctionType, types.ModuleType)):
         return None
     if isinstance(called, torch.nn.Module):
+        if is_changed(called):
+            return None  # each part would run a hook
         modules = called._modules
         if isinstance(called, torch.nn.Sequential) and modules:
             return Items("", [m for m in modules.values() if m is not None])

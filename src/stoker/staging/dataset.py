@@ -29,6 +29,7 @@ from .keep import KeptSamples
 from .libraries_used import put_into_libraries
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
+from .plan import PreparedState, Unplanned
 from .source_files import SourceFiles
 from .split import REMEDY, Split, map_style
 from .store.memory import MemoryTables
@@ -484,8 +485,17 @@ class Staged(Wrapper):
                     raise part.error.with_traceback(users_part(part.error.__traceback__))
                 finally:
                     del part, parts, out  # the error's traceback holds this frame
-            out.append(part if augment is None else augment(part))
+            out.append(part if augment is None else self._finished(indices[k], part, augment))
         return out
+
+    def _finished(self, index: Index, part: PreparedState, augment: Callable[[PreparedState], Sample]) -> Sample:
+        """Runs the random part. If the dataset now calls another function at the cut, which nothing compared, the
+        dataset makes the sample: the random part begins with this call, so it has drawn nothing yet."""
+        try:
+            return augment(part)
+        except Unplanned:
+            self._disable("the dataset calls another function than in the trial", stale=True)
+            return self.dataset[index]
 
     @property
     def may_fill_ahead(self) -> bool:

@@ -409,7 +409,7 @@ class Filler:
         before = self.random_states()
         is_same = True
         is_shown = False
-        with contextlib.suppress(Exception):  # an error shows nothing: it worked when it was stored
+        with contextlib.suppress(Exception, Unplanned):  # an error shows nothing: it worked when it was stored
             served = stored_copy(serve())
             after = self.random_states().in_order()
             before.restore()

@@ -44,6 +44,7 @@ from .library_objects import (
     NATIVE_CODE,
     Held,
     attributes_of,
+    hooks_of_all_modules,
     items_of,
     levels_of_loggers,
     library_settings,
@@ -178,6 +179,8 @@ class Inputs(ValueDigests):
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
         self.add(held or {})
+        if any(isinstance(x, torch.nn.Module) for _, x, _ in self._seen.values()):
+            self.add(hooks_of_all_modules())
 
     def add(self, held: dict[str, Held]) -> None:
         """Adds values, by name."""

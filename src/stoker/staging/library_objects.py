@@ -162,6 +162,12 @@ def library_settings() -> tuple[object, ...]:
     return *of_torch, *map(str, texts), flushes_denormals, raised, place, limit, *found
 
 
+def hooks_of_all_modules() -> dict[str, Held]:
+    """Functions that torch calls with each module, from ``register_module_forward_hook`` and the like."""
+    found = vars(torch.nn.modules.module).items()
+    return {f"torch.nn.{name}": held for name, held in found if name.startswith("_global_") and held}
+
+
 def levels_of_loggers() -> tuple[object, ...]:
     """Levels that decide which loggers are enabled."""
     manager = logging.root.manager

@@ -148,7 +148,10 @@ class _CutHelper:
 
     def tail(self, called: AnyCallable, repeated: tuple[object, ...], state: PreparedState) -> Sample:
         """Finishes that call and returns its result."""
-        return self._node.inner[key_of(called)].tail(called, repeated, state)
+        node = self._node.inner.get(key_of(called))
+        if node is None:
+            raise Unplanned
+        return node.tail(called, repeated, state)
 
 
 class Boxed:

@@ -23,6 +23,7 @@ from ..core.errors import one_line
 from ..core.packages import libraries
 from .callee import AnyCallable, Call, Thunk, Value, Values, call_of, callee_of, key_of
 from .check_calls import Checker, Replay, SeenKeys, SurveyedFunction, may_be_cut
+from .containers import READ_OF_MODULES
 from .executed_code import globals_named, is_closed
 from .isolate import classes_unpickled
 from .memoize import MemoKey, MemoNode, SiteKey, call_key, names_of, values_of
@@ -289,7 +290,7 @@ class Survey:
         reads = samples.may_read(checker.names_read | names, around)
         made_from = samples.made_from(reads, without=around)
         is_unknown = checker.looks_up_names or made_from.looks_up_names
-        plan.reads = None if is_unknown else reads | made_from.names
+        plan.reads = None if is_unknown else reads | made_from.names | READ_OF_MODULES
         plan.globals = sorted(checker.variables | variables | made_from.variables | classes_unpickled())
         return True
 

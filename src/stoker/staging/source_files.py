@@ -56,6 +56,7 @@ TRIES_PER_HIT = 100  # additional tries for each name that is found
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor)
 IN_ACCESS, IN_OPEN, IN_NONBLOCK = 0x1, 0x20, 0o4000
 NOT_DATA = (".pyc", ".so", "-shm", "lock.mdb", "-journal")
+OF_DBM = (".dat", ".dir", ".db", ".pag")
 SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
 GENERAL = ("/", "/tmp", "/home", "/root", "/proc", "/dev", "/dev/shm")
 LISTS = frozenset({"listdir", "scandir", "walk", "fwalk", "glob", "iglob", "rglob", "iterdir", "ImageFolder"})
@@ -226,6 +227,7 @@ def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str], 
         by_kind[_kind(text)].append(text)
     files, folders = by_kind["file"], by_kind["folder"]
     relative = [text for text in by_kind[""] if not os.path.isabs(text)]
+    files += _with_suffix(by_kind[""])
     for folder in folders[:MOST_SEARCHED]:
         tries = TRIES
         for text in relative:
@@ -237,6 +239,22 @@ def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str], 
             if found == "file":
                 files.append(path)
     return files, folders, [text for text in by_kind[""] if os.path.isabs(text)]
+
+
+def _with_suffix(texts: Iterable[str]) -> Iterator[str]:
+    """Files whose path is one of these and a suffix, which libraries add: ``shelve.open("data/names")`` reads
+    data/names.dat and data/names.dir. In the working folder, only Python's own."""
+    by_folder: dict[str, set[str]] = {}
+    for text in texts:
+        folder, name = os.path.split(text)
+        if name and (folder or "dbm" in sys.modules):
+            by_folder.setdefault(folder, set()).add(name)
+    for folder, names in by_folder.items():
+        with contextlib.suppress(OSError, ValueError), os.scandir(folder or ".") as entries:
+            for entry in entries:
+                stem, suffix = os.path.splitext(entry.name)
+                if stem in names and (folder or suffix in OF_DBM):
+                    yield os.path.join(folder, entry.name)
 
 
 def texts_in(dataset: object) -> Iterator[str]:
@@ -289,14 +307,15 @@ def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable
 
 
 def _paths_in_code(functions: Iterable[types.FunctionType]) -> Iterator[str]:
-    """Yields strings in the code that name a file; or a folder, often by chance, if the code lists folders."""
+    """Yields strings in the code that name a file, or may begin the name of one; or a folder, often by chance, if the
+    code lists folders."""
     for fn in functions:
         for code in codes_of(original(fn.__code__)):
             lists = not LISTS.isdisjoint(code.co_names)
             for text in (*code.co_consts, *(fn.__defaults__ or ())):
                 if isinstance(text, str) and 0 < len(text) < 256 and "\0" not in text:
                     kind = _kind(text)
-                    if kind == "file" or (kind and lists):
+                    if kind == "file" or (lists if kind else os.path.dirname(text) or "dbm" in sys.modules):
                         yield text
 
 

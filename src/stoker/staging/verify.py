@@ -32,7 +32,7 @@ from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import Call, callee_of
-from .containers import items_of
+from .containers import READ_OF_MODULES, items_of
 from .executed_code import PRINTS, Executed
 from .inputs import Inputs
 from .isolate import classes_unpickled, output_size
@@ -80,7 +80,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     plan.globals = sorted(code.variables | made_from.variables | classes_unpickled())
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
     is_unknown = code.looks_up_names or made_from.looks_up_names or is_native or verification.holds_objects
-    plan.reads = None if is_unknown else samples.may_read(code.names | made_from.names)
+    plan.reads = None if is_unknown else samples.may_read(code.names | made_from.names | READ_OF_MODULES)
     plan.tail_s = verification.tail_time()
     return ""
 
