@@ -168,19 +168,23 @@ class Inputs(ValueDigests):
         self._found_at: dict[str, int] = {}  # ids of global variables and members of classes, by path
         self.depends_on_hashes = False  # calls hash(), or may iterate over a set of strings
         self._visit(dataset, DATASET, DEPTH)
+        for k, fn in enumerate(functions):
+            self._visit(fn, f"dataset[{k + 1}]", DEPTH)
+        self.add(held or {})
+        self._note_process()
+
+    def _note_process(self) -> None:
+        """Adds what belongs to the process rather than to an object."""
+        if any(isinstance(x, torch.nn.Module) for _, x, _ in self._seen.values()):
+            self.add(hooks_of_all_modules())
         if self._depends_on_gradients:
             asked = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
             self.entries["whether gradients are enabled"] = Entry("asked", asked)
         if self._beside_descriptors:
             self._note_descriptors()
         self.entries["settings of libraries"] = Entry("settings", library_settings())
-        if not across_runs:  # then the stamps of files tell
+        if not self._across_runs:  # then the stamps of files tell
             self.entries["the working folder"] = Entry(working_folder(), working_folder())
-        for k, fn in enumerate(functions):
-            self._visit(fn, f"dataset[{k + 1}]", DEPTH)
-        self.add(held or {})
-        if any(isinstance(x, torch.nn.Module) for _, x, _ in self._seen.values()):
-            self.add(hooks_of_all_modules())
 
     def add(self, held: dict[str, Held]) -> None:
         """Adds values, by name."""
