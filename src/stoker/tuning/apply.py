@@ -116,7 +116,8 @@ def begin(applied: JsonObject) -> Callable[[LoaderLike], Iterator[Batch]]:
         _begin_next_trial()
         with engine.with_dataset(loader, chosen.dataset, chosen.late, chosen.collate_fn, chosen.helpers):
             it = chosen.make(loader)
-        given_workers.watch_draws(loader, it)
+        if not chosen.is_put_off:
+            given_workers.watch_draws(loader, it)
         return it
 
     return make_iterator
@@ -142,6 +143,7 @@ class EpochChoice(NamedTuple):
     late: LatePlan | LateHere | None = None
     helpers: FillAhead | None = None
     make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
+    is_put_off: bool = False  # nothing is decided soon, so nothing has to be known of this epoch
 
 
 def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
@@ -168,7 +170,8 @@ def _choose(loader: LoaderLike, applied: JsonObject) -> EpochChoice:
     in_script = known.is_for_script(loader)
     known.by_script = known.by_script or in_script
     make = as_script_made_it if in_script else engine.get_iterator
-    return EpochChoice(staged, collate_fn, known.late_plan(loader), helpers_of(loader, known), make)
+    is_put_off = known.waits and not known.is_due
+    return EpochChoice(staged, collate_fn, known.late_plan(loader), helpers_of(loader, known), make, is_put_off)
 
 
 def loader_made(loader: LoaderLike) -> None:

@@ -17,7 +17,6 @@ from ...core.types import Batch, Index, Sample
 from ...workers.fetcher import BatchFetcher
 from .shared_counters import WorkerTimes
 
-LOOKED_AT = 64  # tasks per epoch in this process checked for drawing random numbers (50 us each), until one did
 _cpu_ns = time.thread_time_ns
 _now = time.monotonic
 
@@ -64,7 +63,6 @@ class TaskTimer:
         self._times = times
         self.pid = os.getpid()
         self._record = times.record_of(self._worker, fetcher.dataset, collate)
-        self._looks = LOOKED_AT if self._worker is None else 0
         fetcher.collate_fn = self._timed_collate
 
     def _timed_collate(self, samples: list[Sample]) -> Batch:
@@ -78,7 +76,8 @@ class TaskTimer:
         """Runs a task and adds its time to the loader's counters. The stack sampler may sample the task meanwhile."""
         self._collate_s = 0.0
         settings = self._times.metrics.settings
-        before = RandomState() if self._looks > 0 and not settings.get("draws") else None
+        is_looked_at = self._worker is None and self._times.looks > 0 and not settings.get("draws")
+        before = RandomState() if is_looked_at else None
         cpu = _cpu_ns()
         began = self._record.sampler.began = _now()
         try:
@@ -88,7 +87,7 @@ class TaskTimer:
             self._times.add(self._worker, int(took * 1e9) - collate_ns, collate_ns, cpu_ns)
             self._record.done(took)
             if before is not None:
-                self._looks -= 1
+                self._times.looks -= 1
                 settings["draws"] = bool(before.moved())
 
 

@@ -13,6 +13,7 @@ from .worker_record import WorkerRecord
 
 LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs", "ended")
 ROWS = 256  # most loaders of one process
+LOOKED_AT = 64  # tasks in this process that are checked for drawing random numbers (0.1 ms each), until one did
 MAX_WORKERS = 256  # rows of the table to which forked workers write their times
 COLUMNS = 4  # fetch, collate, CPU (nanoseconds), tasks
 
@@ -65,6 +66,7 @@ class WorkerTimes:
         self._own_record: tuple[int, WorkerRecord] | None = None  # with the ID of the process that made it
         self._seen = [0] * COLUMNS
         self.metrics = metrics  # the loader's counters, to which ``collect`` adds
+        self.looks = LOOKED_AT
 
     # In a fetching process.
 
