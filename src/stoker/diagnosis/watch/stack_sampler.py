@@ -45,8 +45,8 @@ ENOUGH = 200  # samples before the first rest; code that they do not show is rar
 BURST = 10  # samples between two rests
 BURST_S = 0.004  # seconds between two samples of a burst
 REST_S = (0.5, 1.3)  # rests are drawn from this range, so that no loop of the script runs in step with them
-# The same in the script's own process, where a sample costs up to 1 ms: the interpreter's lock changes hands four
-# times, and each time a thread has to be woken.
+# The same in the script's own process, where a sample costs more: the interpreter's lock changes hands four times, and
+# each time a thread has to be woken (docs/notes/observing.md).
 OWN_INTERVAL_S, OWN_ENOUGH, OWN_REST_S = 0.04, 40, (0.1, 0.3)
 ASK_AGAIN = 100  # samples after which a thread that did not answer is asked again
 IDLE = 5  # after this many samples between tasks, sample this many times less often
