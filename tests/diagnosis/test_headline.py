@@ -102,6 +102,13 @@ def test_loaders_of_one_cache_count_its_comparisons_once() -> None:
     assert "; 53 cached samples" in headline(report)
 
 
+def test_a_loader_without_a_cache_is_named_if_another_has_one() -> None:
+    report = applied(11.4, 11.3, filled=8)
+    assert report.applied is not None
+    report.applied.settings["train.py:9"] = AppliedSettings(cache=Cache(why_not="it draws before it reads"))
+    assert headline(report).endswith("; nothing is cached for train.py:9: it draws before it reads")
+
+
 def test_every_loader_out_of_reach_is_named() -> None:
     report = run()
     report.loaders, report.bypassing = [], [Bypassing(f"train.py:{k}", reason="its own") for k in (9, 12)]

@@ -66,8 +66,11 @@ def _checked(applied: Applied) -> str:
 
 
 def _why_nothing_is_cached(applied: Applied) -> str:
-    why = [s.cache.why_not for s in applied.settings.values() if s.cache.why_not and not s.after.staged]
-    return f"; nothing is cached: {why[0]}" if why else ""
+    why = [(name, s.cache.why_not) for name, s in applied.settings.items() if s.cache.why_not and not s.after.staged]
+    if not why:
+        return ""
+    others_are = any(s.after.staged for s in applied.settings.values())
+    return f"; nothing is cached{f' for {short(why[0][0])}' if others_are else ''}: {why[0][1]}"
 
 
 def bypassing_text(b: Bypassing) -> str:
