@@ -140,3 +140,22 @@ def test_a_library_adds_a_suffix(kind: str, tmp_path: Path, monkeypatch: pytest.
             cached = staged[i]
             torch.manual_seed(i)
             assert torch.equal(cached, data[i]), (epoch, i)
+
+
+class Devices(Dataset[Any]):
+    """Its code names a terminal, whose times change with each line."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        if i < 0:
+            open("/dev/tty").close()
+        return torch.full((500,), i / N).exp().log().exp() + torch.rand(500)
+
+
+def test_devices_are_no_files() -> None:
+    staged = stoker.Staged(Devices(), cache="ram")
+    assert staged.split is not None
+    named = staged._source_files(staged._inputs()).stamps
+    assert not [path for path in named if path.startswith("/dev/")]

@@ -238,7 +238,7 @@ def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str], 
             tries += TRIES_PER_HIT if found else -1
             if found == "file":
                 files.append(path)
-    return files, folders, [text for text in by_kind[""] if os.path.isabs(text)]
+    return files, folders, [text for text in by_kind[""] if os.path.isabs(text) and not _is_systems(text)]
 
 
 def _with_suffix(texts: Iterable[str]) -> Iterator[str]:
@@ -247,13 +247,13 @@ def _with_suffix(texts: Iterable[str]) -> Iterator[str]:
     by_folder: dict[str, set[str]] = {}
     for text in texts:
         folder, name = os.path.split(text)
-        if name and (folder or "dbm" in sys.modules):
+        if name and (folder or "dbm" in sys.modules) and not _is_systems(text):
             by_folder.setdefault(folder, set()).add(name)
     for folder, names in by_folder.items():
         with contextlib.suppress(OSError, ValueError), os.scandir(folder or ".") as entries:
             for entry in entries:
                 stem, suffix = os.path.splitext(entry.name)
-                if stem in names and (folder or suffix in OF_DBM):
+                if suffix and stem in names and (folder or suffix in OF_DBM):
                     yield os.path.join(folder, entry.name)
 
 
@@ -374,7 +374,12 @@ def _not_too_general(folders: Iterable[str]) -> list[str]:
     """Drops folders that hold more than data."""
     general = {*_general(), os.getcwd()}
     real = dict.fromkeys(os.path.abspath(f) for f in folders)
-    return [f for f in real if f not in general and (f.startswith("/dev/shm/") or not f.startswith(SYSTEM))]
+    return [f for f in real if f not in general and not _is_systems(f)]
+
+
+def _is_systems(path: str) -> bool:
+    """Whether a path belongs to the system, such as a terminal, whose times change with each line."""
+    return path.startswith(SYSTEM) and not path.startswith("/dev/shm/")
 
 
 def folders_below(path: str) -> tuple[list[str], bool]:
