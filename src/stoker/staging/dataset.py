@@ -524,11 +524,10 @@ class Staged(Wrapper):
         if k is None:
             return True
         read: Callable[[], Sample] = lambda: store.read(locations[k])  # noqa: E731
-        augment = self._augment
         if self.split is None or not self.split.has_no_effects:
             is_same = self._filler.compare_part(indices[k], read)
         else:
-            is_same = self._filler.compare_whole(indices[k], read if augment is None else (lambda: augment(read())))
+            is_same = self._filler.compare_whole(indices[k], read, self._augment)
         store.count_compared(self._filler.comparison.take_same())
         return is_same
 
