@@ -937,11 +937,11 @@ def test_a_rare_draw_from_system_entropy_is_no_stale_sample(flips: list[int]) ->
     staged = stoker.Staged(Flipped(), cache="ram")
     assert len([staged[i] for i in range(40)]) == 40
     made = iter([*flips, *[0] * 100])
-    serve = lambda: staged.dataset[3] + next(made)  # noqa: E731
-    assert staged._filler.compare_whole(3, serve)
+    read = functools.partial(staged.dataset.__getitem__, 3)
+    assert staged._filler.compare_whole(3, read, lambda x: x + next(made))
     assert staged.usable
     with pytest.warns(UserWarning, match="Cache discarded"):
-        assert not staged._filler.compare_whole(3, lambda: staged.dataset[3] + 1)
+        assert not staged._filler.compare_whole(3, read, lambda x: x + 1)
 
 
 class Flipped(Dataset[torch.Tensor]):
