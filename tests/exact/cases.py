@@ -36,6 +36,15 @@ from torch.utils.data import Dataset, get_worker_info
 N = 24
 
 
+def assert_as_made(staged: Any, data: Any, epoch: int) -> None:
+    """Each sample from the cache is what the dataset makes under the same seed."""
+    for i in range(len(data)):
+        torch.manual_seed(i)
+        cached = staged[i]
+        torch.manual_seed(i)
+        assert torch.equal(cached, data[i]), (epoch, i)
+
+
 class Case(Dataset[Any]):
     """A dataset, and what its script does before each epoch."""
 

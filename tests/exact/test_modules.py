@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import stoker
+from tests.exact.cases import assert_as_made
 
 N, RARE = 80, 37
 
@@ -135,11 +136,7 @@ def test_a_library_adds_a_suffix(kind: str, tmp_path: Path, monkeypatch: pytest.
         if epoch:
             write(1.0 + epoch)
         staged._begin()
-        for i in range(N):
-            torch.manual_seed(i)
-            cached = staged[i]
-            torch.manual_seed(i)
-            assert torch.equal(cached, data[i]), (epoch, i)
+        assert_as_made(staged, data, epoch)
 
 
 class Devices(Dataset[Any]):

@@ -238,7 +238,7 @@ def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str], 
             tries += TRIES_PER_HIT if found else -1
             if found == "file":
                 files.append(path)
-    return files, folders, [text for text in by_kind[""] if os.path.isabs(text) and not _is_systems(text)]
+    return files, folders, [text for text in by_kind[""] if os.path.isabs(text) and not _belongs_to_system(text)]
 
 
 def _with_suffix(texts: Iterable[str]) -> Iterator[str]:
@@ -247,7 +247,7 @@ def _with_suffix(texts: Iterable[str]) -> Iterator[str]:
     by_folder: dict[str, set[str]] = {}
     for text in texts:
         folder, name = os.path.split(text)
-        if name and (folder or "dbm" in sys.modules) and not _is_systems(text):
+        if name and (folder or "dbm" in sys.modules) and not _belongs_to_system(text):
             by_folder.setdefault(folder, set()).add(name)
     for folder, names in by_folder.items():
         with contextlib.suppress(OSError, ValueError), os.scandir(folder or ".") as entries:
@@ -374,10 +374,10 @@ def _not_too_general(folders: Iterable[str]) -> list[str]:
     """Drops folders that hold more than data."""
     general = {*_general(), os.getcwd()}
     real = dict.fromkeys(os.path.abspath(f) for f in folders)
-    return [f for f in real if f not in general and not _is_systems(f)]
+    return [f for f in real if f not in general and not _belongs_to_system(f)]
 
 
-def _is_systems(path: str) -> bool:
+def _belongs_to_system(path: str) -> bool:
     """Whether a path belongs to the system, such as a terminal, whose times change with each line."""
     return path.startswith(SYSTEM) and not path.startswith("/dev/shm/")
 
