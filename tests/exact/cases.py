@@ -13,6 +13,7 @@ import decimal
 import difflib
 import enum
 import functools
+import gc
 import logging
 import operator
 import os
@@ -27,7 +28,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -909,6 +910,52 @@ class RegisteredLater(Case):
     def between(self, epoch: int) -> None:
         if epoch == 2:
             Doubles.register(type(self.helper))
+
+
+class RegisteredInAnothersPlace(Case):
+    """Two classes of the same name: the first is deleted when the second is registered."""
+
+    held: ClassVar[list[type]] = []
+
+    def __init__(self, folder: Path) -> None:
+        self.helper = type("Slots", (Slots,), {"__module__": __name__})()
+        self.held[:] = [type("Slots", (Slots,), {"__module__": __name__})]
+        gc.collect()
+        Doubles.register(self.held[0])
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (2.0 if isinstance(self.helper, Doubles) else 1.0)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.held.clear()
+            gc.collect()
+            Doubles.register(type(self.helper))
+
+
+class AnotherOfItsName(Case):
+    def __init__(self, folder: Path) -> None:
+        self.kind = type("Slots", (Slots,), {"__module__": __name__})
+        self.helper = self.kind()
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (2.0 if isinstance(self.helper, self.kind) else 1.0)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.kind = type("Slots", (Slots,), {"__module__": __name__})
+
+
+class OfAnotherOfItsName(Case):
+    def __init__(self, folder: Path) -> None:
+        self.helpers = [type("Slots", (Slots,), {"__module__": __name__})() for _ in range(2)]
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (2.0 if type(self.helpers[0]) is type(self.helpers[1]) else 1.0)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.helpers[1] = type(self.helpers[0])()
 
 
 class Sums:

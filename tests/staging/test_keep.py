@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 
 from stoker.core.errors import StokerWarning, UsageError
 from stoker.staging import keep, source_files, trial
+from stoker.staging.cache_key import name_of
 from stoker.staging.change_watch import STALE
 from stoker.staging.dataset import Staged
 from stoker.staging.store import folder as folder_module
@@ -85,6 +86,13 @@ def run(data: Rows, base: Path, most: int = 1 << 30) -> tuple[Staged, int]:
     return staged, staged.keep_between_runs(base, most)
 
 
+def run_again(data: Rows, base: Path) -> Staged:
+    """The next run, which finds all samples."""
+    staged, found = run(data, base)
+    assert found == N, folder_module._what_changed(base, name_of(data), staged._key(kept_in=base))
+    return staged
+
+
 def epoch(staged: Staged, indices: Any = range(N)) -> None:
     staged._begin()
     for i in indices:
@@ -117,8 +125,7 @@ def test_the_next_run_finds_what_was_made(folder: Path, base: Path) -> None:
     assert samples_in(base) == 0  # not before the inputs were compared once more
     epoch(first)
     until(lambda: samples_in(base) == N)
-    again, found = run(Rows(folder), base)
-    assert found == N
+    again = run_again(Rows(folder), base)
     (folder / "7.txt").unlink()
     with pytest.raises(FileNotFoundError):  # the file is an input
         epoch(again)
@@ -442,8 +449,7 @@ def test_a_sample_that_cannot_be_decoded_is_made_anew_and_said_once(
     (cache,) = listed(base)
     for i in (13, 34):
         spoil_block(cache.path, i, old, new)
-    again, found = run(Texts(folder), base)
-    assert found == N
+    again = run_again(Texts(folder), base)
     with pytest.warns(StokerWarning, match="cannot be decoded") as said:
         epoch_of_texts(again)
     assert len([w for w in said if "cannot be decoded" in str(w.message)]) == 1
@@ -470,7 +476,7 @@ def test_a_cache_of_other_inputs_under_this_name_is_not_read(
     assert found == 0
     epoch(again)
     kept(Rows(folder, 4.0), base, monkeypatch)  # replaces it
-    assert run(Rows(folder, 4.0), base)[1] == N
+    run_again(Rows(folder, 4.0), base)
 
 
 @pytest.mark.few(1)
@@ -486,7 +492,7 @@ def test_a_folder_in_which_others_may_rename_is_refused(
     else:
         base.chmod(0o1777 if "sticky" in how else 0o777)
     if "sticky" in how:
-        assert run(Rows(folder), base)[1] == N
+        run_again(Rows(folder), base)
         return
     with pytest.raises(CacheError, match=r"belongs to another user|is writable by other users"):
         run(Rows(folder), base)
@@ -511,8 +517,7 @@ def test_another_process_that_holds_the_lock_makes_nobody_wait(
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        again, found = run(Rows(folder), base)
-        assert found == N
+        again = run_again(Rows(folder), base)
         epoch(again)
         assert again.account.prepared == 0
         monkeypatch.setattr(folder_module, "LOCK_S", 0.1)
@@ -527,8 +532,7 @@ def test_a_file_that_is_truncated_while_it_is_read_ends_nothing(
 ) -> None:
     for data in (Rows(folder), Texts(folder)):
         kept(data, base, monkeypatch)
-        again, found = run(data, base)
-        assert found == N
+        again = run_again(data, base)
         again._begin()
         again[0]
         for cache in listed(base):
@@ -659,8 +663,7 @@ def test_a_file_counts_wherever_samples_open_it(
     try:
         data = made(root, name)
         kept(data, base, monkeypatch)
-        again, found = run(data, base)
-        assert found == N
+        again = run_again(data, base)
         if is_shared:
             other.write_text("somebody else's")
             assert not again._watch.changes()
@@ -679,8 +682,7 @@ def test_a_file_counts_that_samples_ask_for_in_vain(
 ) -> None:
     data = made(tmp_path / "data", "/images/{0}.txt", Beside)
     kept(data, base, monkeypatch)
-    again, found = run(data, base)
-    assert found == N
+    again = run_again(data, base)
     (tmp_path / "data" / "masks").mkdir()
     (tmp_path / "data" / "masks" / "17.txt").touch()
     assert any("17.txt" in change for change in again._watch.changes())

@@ -282,7 +282,11 @@ class Inputs(ValueDigests):
         """Identity of a function or class whose parts have entries already."""
         if isinstance(x, types.FunctionType):
             return self._heads[id(x)].token if id(x) in self._heads else token_of_code(x.__code__)
-        return qualified_name(x)
+        return self._identity(x)
+
+    def _identity(self, cls: type) -> object:
+        """Tells a class of the user's from another of the same name, which ``isinstance`` does; a later run cannot."""
+        return qualified_name(cls) if self._across_runs or is_library_class(cls) else weakref.ref(cls)
 
     def _note_name(self, x: Held, path: str) -> None:
         """Notes under which attribute a function, or an object that can be called, is found."""
@@ -389,7 +393,7 @@ class Inputs(ValueDigests):
                 self._visit(value, path + step, depth)
             return
         cls = type(x)
-        self.entries[path] = Entry(f"a {cls.__name__}", qualified_name(cls))
+        self.entries[path] = Entry(f"a {cls.__name__}", self._identity(cls))
         if is_filesystem(x) and "memory" in str(getattr(cls, "protocol", "")):
             self._add_opaque(path, x)
             return
@@ -536,16 +540,21 @@ class Inputs(ValueDigests):
         self.entries[path] = Entry(f"module {name}, not imported yet", file_of_module(name))
 
     def _visit_class(self, cls: type, path: str, depth: int) -> None:
-        self.entries.setdefault(path, Entry(cls.__qualname__, qualified_name(cls)))
-        known = f"class {qualified_name(cls)}"
+        self.entries.setdefault(path, Entry(cls.__qualname__, self._identity(cls)))
         if is_library_class(cls) or id(cls) in self._classes:
             return
         self._classes.add(id(cls))
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
-        self.entries[known] = Entry(cls.__qualname__, tuple(qualified_name(c) for c in cls.__mro__))
+        known = f"class {qualified_name(cls)}"
+        while known in self.entries:  # of another class of the same name
+            known += "'"
+        self.entries[known] = Entry(cls.__qualname__, tuple(map(self._identity, cls.__mro__)))
         if isinstance(cls, abc.ABCMeta):
             others = filter(None, (registered() for registered in abc._get_dump(cls)[0]))  # type: ignore[attr-defined]
-            self.entries[f"{known} registered"] = Entry("classes", sorted(map(qualified_name, others)))
+            identities = map(self._identity, others)
+            self.entries[f"{known} registered"] = Entry(
+                "classes", sorted(map(str, identities)) if self._across_runs else frozenset(identities)
+            )
         if not is_library_class(type(cls)):
             self._visit_class(type(cls), f"class {qualified_name(type(cls))}", depth)
         for base in cls.__mro__:

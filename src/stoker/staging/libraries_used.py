@@ -188,7 +188,7 @@ def _search(values: Mapping[Held, Held], where: str, users: Collection[str], lev
     """Adds functions and classes of modules of the user's among values, and in containers among them."""
     for name, value in list(values.items()):
         kind = type(value)
-        if kind in PLAIN:
+        if kind in PLAIN or name == "__builtins__":  # found as the module ``builtins``
             continue
         fn = getattr(value, WRAPPERS[kind]) if kind in WRAPPERS else value
         is_put = False
