@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..diagnosis.watch.watch import ProcessWatch
 
 TIMEOUT_S = 300.0  # long enough for a rank that writes a checkpoint; torch's own groups wait half an hour
+DROPPED_S = 1.0  # how long to wait until torch drops the tensors
 
 
 class DataMonitor:
@@ -155,14 +157,31 @@ class DataMonitor:
             if self._group is None or self._made_in is not dist.group.WORLD:
                 self._group = dist.new_group(backend="gloo", timeout=self._timeout)
                 self._made_in = dist.group.WORLD
-            out = [torch.empty(len(row), dtype=torch.float64) for _ in range(_world())]
-            dist.all_gather(out, torch.tensor(row, dtype=torch.float64), group=self._group)
+            return _gathered(row, self._group)
         except Exception as e:  # torch raises several types
             self._alone = True
             why = str(e).strip().partition("\n")[0] or type(e).__name__
             self.say(f"the numbers of all ranks cannot be collected, so each rank logs its own: {why}")
             return [row]
-        return [x.tolist() for x in out]
+
+
+def _gathered(row: list[float], group: dist.ProcessGroup) -> list[list[float]]:
+    """Collects the rows of all ranks. A thread of torch's drops the tensors after the call, which needs Python's lock.
+    If Python exits at that moment, the process aborts, so this waits for the thread. Raises what torch raises."""
+    out = [torch.empty(len(row), dtype=torch.float64) for _ in range(_world())]
+    tensors = [*out, torch.tensor(row, dtype=torch.float64)]
+    before = sum(map(sys.getrefcount, tensors))
+    error = None
+    try:
+        dist.all_gather(out, tensors[-1], group=group)
+    except Exception as e:
+        error = e.with_traceback(None)  # whose frames hold the tensors
+    end = time.monotonic() + DROPPED_S
+    while sum(map(sys.getrefcount, tensors)) > before and time.monotonic() < end:
+        time.sleep(0.001)
+    if error is not None:
+        raise error
+    return [x.tolist() for x in out]
 
 
 def _world() -> int:
