@@ -55,6 +55,7 @@ from .library_objects import (
 )
 from .source_files import texts_in
 from .users_code import (
+    address_of_class,
     attributes_read,
     constants_in,
     file_of_module,
@@ -284,9 +285,10 @@ class Inputs(ValueDigests):
             return self._heads[id(x)].token if id(x) in self._heads else token_of_code(x.__code__)
         return self._identity(x)
 
-    def _identity(self, cls: type) -> object:
-        """Tells a class of the user's from another of the same name, which ``isinstance`` does; a later run cannot."""
-        return qualified_name(cls) if self._across_runs or is_library_class(cls) else weakref.ref(cls)
+    def _identity(self, cls: type) -> str:
+        """Tells a class of the user's from another of the same name, as ``isinstance`` does. Between runs: its name."""
+        name = qualified_name(cls)
+        return name if self._across_runs or is_library_class(cls) else f"{name} {address_of_class(cls)}"
 
     def _note_name(self, x: Held, path: str) -> None:
         """Notes under which attribute a function, or an object that can be called, is found."""
@@ -551,10 +553,7 @@ class Inputs(ValueDigests):
         self.entries[known] = Entry(cls.__qualname__, tuple(map(self._identity, cls.__mro__)))
         if isinstance(cls, abc.ABCMeta):
             others = filter(None, (registered() for registered in abc._get_dump(cls)[0]))  # type: ignore[attr-defined]
-            identities = map(self._identity, others)
-            self.entries[f"{known} registered"] = Entry(
-                "classes", sorted(map(str, identities)) if self._across_runs else frozenset(identities)
-            )
+            self.entries[f"{known} registered"] = Entry("classes", sorted(map(self._identity, others)))
         if not is_library_class(type(cls)):
             self._visit_class(type(cls), f"class {qualified_name(type(cls))}", depth)
         for base in cls.__mro__:

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 
 from ..core.marked_code import original
@@ -25,6 +26,18 @@ def module_name(name: str) -> str:
     """Module name, with ``__main__`` replaced by the name under which another script would import it."""
     file = getattr(sys.modules.get("__main__"), "__file__", None) if name == "__main__" else None
     return os.path.splitext(os.path.basename(file))[0] if file else name
+
+
+_at_address: dict[int, tuple[weakref.ref[type], int]] = {}  # a class, and how many others were found there before it
+
+
+def address_of_class(cls: type) -> str:
+    """Where a class is in memory: the same in a fork. A class in the place of a deleted one has another address."""
+    reference, others = _at_address.get(id(cls), (None, -1))
+    if reference is None or reference() is not cls:
+        others += 1
+        _at_address[id(cls)] = weakref.ref(cls), others
+    return f"{id(cls):x}.{others}"
 
 
 def is_library_class(cls: type) -> bool:
