@@ -7,6 +7,7 @@ import builtins
 import collections
 import configparser
 import contextlib
+import ctypes
 import dataclasses
 import datetime
 import decimal
@@ -14,6 +15,7 @@ import difflib
 import enum
 import functools
 import gc
+import hashlib
 import logging
 import operator
 import os
@@ -22,6 +24,7 @@ import queue
 import random
 import secrets
 import sqlite3
+import struct
 import sys
 import time
 import types
@@ -30,11 +33,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
+import scipy.special
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, get_worker_info
 
 N = 24
+MEDIAN, CUMSUM, RELU = np.median, torch.Tensor.cumsum, torch.nn.ReLU.forward
 
 
 def assert_as_made(staged: Any, data: Any, epoch: int) -> None:
@@ -910,6 +917,184 @@ class RegisteredLater(Case):
     def between(self, epoch: int) -> None:
         if epoch == 2:
             Doubles.register(type(self.helper))
+
+
+class HashedFurther(Case):
+    def __init__(self, folder: Path) -> None:
+        self.hash = hashlib.md5(b"x")
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.hash.digest()[0]
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.hash.update(b"more")
+
+
+class AnotherUnderItsName(Case):
+    def __init__(self, folder: Path) -> None:
+        np.median = MEDIAN
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * float(np.median([1.0, 2.0, 9.0]))
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            np.median = np.mean
+
+
+class AskedOfTheCaller(Case):
+    def __init__(self, folder: Path) -> None:
+        self.epoch = 0
+
+    def __getitem__(self, i: int) -> Any:
+        frame: Any = sys._getframe()
+        while frame is not None and "exact_epoch" not in frame.f_globals:
+            frame = frame.f_back
+        return slow(i) * (1.0 if frame is None else frame.f_globals["exact_epoch"])
+
+    def between(self, epoch: int) -> None:
+        sys.modules["__main__"].exact_epoch = epoch  # type: ignore[attr-defined]
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made * 2 if func is torch.cumsum else made
+
+
+class InAModeOfTorch(Case):
+    mode = Doubling()
+
+    def __init__(self, folder: Path) -> None:
+        pass
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.cumsum(torch.as_tensor(slow(i)), 0)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.mode.__enter__()
+        if epoch == 3:
+            self.mode.__exit__(None, None, None)
+
+
+class AttributeOfALogger(Case):
+    def __init__(self, folder: Path) -> None:
+        self.log: Any = logging.getLogger("exact.attribute")
+        self.log.scale = 1.0
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.log.scale
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.log.scale = 2.0
+
+
+class AnotherUfunc(Case):
+    def __init__(self, folder: Path) -> None:
+        self.op = scipy.special.j0
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.op(1.5)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.op = scipy.special.j1
+
+
+class MadeReadOnly(Case):
+    def __init__(self, folder: Path) -> None:
+        self.table = np.ones(3)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (2.0 if self.table.flags.writeable else 1.0)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.table.setflags(write=False)
+
+
+class MethodOfTensorsReplaced(Case):
+    def __init__(self, folder: Path) -> None:
+        torch.Tensor.cumsum = CUMSUM  # type: ignore[method-assign]
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.as_tensor(slow(i)).cumsum(0)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            torch.Tensor.cumsum = lambda self, dim: CUMSUM(self, dim) + 1  # type: ignore[method-assign, assignment]
+        if epoch == 3:
+            torch.Tensor.cumsum = CUMSUM  # type: ignore[method-assign]
+
+
+class ForwardOfModulesReplaced(Case):
+    def __init__(self, folder: Path) -> None:
+        self.module = torch.nn.ReLU()
+        torch.nn.ReLU.forward = RELU  # type: ignore[method-assign]
+
+    def __getitem__(self, i: int) -> Any:
+        return self.module(torch.as_tensor(slow(i)))
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            torch.nn.ReLU.forward = lambda self, x: x + 1  # type: ignore[method-assign]
+        if epoch == 3:
+            torch.nn.ReLU.forward = RELU  # type: ignore[method-assign]
+
+
+class FileInMemory(Case):
+    def __init__(self, folder: Path) -> None:
+        self.write("1.0")
+
+    def write(self, text: str) -> None:
+        with fsspec.open("memory://exact.txt", "w") as file:
+            file.write(text)
+
+    def __getitem__(self, i: int) -> Any:
+        with fsspec.open("memory://exact.txt", "r") as file:
+            return slow(i) * float(file.read())
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.write("2.0")
+
+
+class DeeperThanAllowed(Case):
+    def __init__(self, folder: Path) -> None:
+        sys.setrecursionlimit(1000)
+
+    def depth(self, n: int) -> int:
+        return 1 + self.depth(n - 1) if n else 0
+
+    def __getitem__(self, i: int) -> Any:
+        try:
+            return slow(i) * self.depth(1100)
+        except RecursionError:
+            return slow(i)
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            sys.setrecursionlimit(2000)
+
+
+COUNTER = ctypes.c_double(0.0)
+
+
+class CountedByNativeCodeAtTimes(Case):
+    def __init__(self, folder: Path) -> None:
+        COUNTER.value = 0.0
+        self.address = ctypes.addressof(COUNTER)
+
+    def __getitem__(self, i: int) -> Any:
+        if i in (5, 7, 9, 11, 17, 19):
+            ctypes.memmove(
+                self.address, struct.pack("d", struct.unpack("d", ctypes.string_at(self.address, 8))[0] + 1), 8
+            )
+            return slow(i) * struct.unpack("d", ctypes.string_at(self.address, 8))[0]
+        return slow(i)
 
 
 class RegisteredInAnothersPlace(Case):

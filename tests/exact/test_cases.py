@@ -54,6 +54,8 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "SettingOfALibrary": "settings of libraries",
     "EnvironmentOfTheLastSample": "os.environ",
     "UfuncOfPython": "ufunc",
+    "HashedFurther": "HASH",
+    "AskedOfTheCaller": "cannot be split",
 }
 
 

@@ -243,7 +243,10 @@ class Filler:
         # Samples without a part are made after these.
         self.were_in_order = not made and get_many is None and len(misses) == asked
         if self.vetting.new():  # threads record branches in one place: which sample took a new one is unknown
-            made = {}
+            if self._is_whole:  # used, not stored: a second run would draw from a library's own generator again
+                self._unstored |= {int(indices[misses[at]]) % self._samples for at in made}
+            else:
+                made = {}
         parts = {k: made[at] for at, k in enumerate(misses) if at in made}
         parts |= self._one_by_one(store, indices, where, [k for k in misses if k not in parts], states)
         return {k: part for k, part in parts.items() if part is not None}

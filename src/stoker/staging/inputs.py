@@ -44,6 +44,8 @@ from .library_objects import (
     NATIVE_CODE,
     Held,
     attributes_of,
+    classes_of_samples,
+    files_in_memory,
     hooks_of_all_modules,
     items_of,
     levels_of_loggers,
@@ -94,6 +96,7 @@ READ_ENVIRONMENT = {  # by id: what reads the environment under whatever name
     for name in names
     if hasattr(module, name)
 }
+CALLERS = frozenset({"_getframe", "currentframe", "_current_frames", "walk_stack", "get_objects", "get_referrers"})
 DESCRIPTORS = {("os", name) for name in ("read", "pread", "preadv", "readv", "fdopen", "fstat", "lseek")}
 CODE = (types.FunctionType, type)
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -167,6 +170,7 @@ class Inputs(ValueDigests):
         self._classes: set[int] = set()  # ids of classes whose members have been visited
         self._known: dict[type, bool] = {}  # whether a class is the user's
         self._found_at: dict[str, int] = {}  # ids of global variables and members of classes, by path
+        self._mentioned: set[str] = set()  # names in the user's code
         self.depends_on_hashes = False  # calls hash(), or may iterate over a set of strings
         self._visit(dataset, DATASET, DEPTH)
         for k, fn in enumerate(functions):
@@ -176,6 +180,8 @@ class Inputs(ValueDigests):
 
     def _note_process(self) -> None:
         """Adds what belongs to the process rather than to an object."""
+        self._note_replaced_methods()
+        self.add(files_in_memory())
         if any(isinstance(x, torch.nn.Module) for _, x, _ in self._seen.values()):
             self.add(hooks_of_all_modules())
         if self._depends_on_gradients:
@@ -186,6 +192,19 @@ class Inputs(ValueDigests):
         self.entries["settings of libraries"] = Entry("settings", library_settings())
         if not self._across_runs:  # then the stamps of files tell
             self.entries["the working folder"] = Entry(working_folder(), working_folder())
+
+    def _note_replaced_methods(self) -> None:
+        """Adds methods that the script has put into a library's class: ``torch.Tensor.cumsum = my_cumsum``. Of classes
+        whose objects samples are made from, and of objects among the inputs, those that the code names."""
+        found = {type(x): None for _, x, _ in list(self._seen.values()) if not isinstance(x, WRAPPERS)}
+        for cls in (*classes_of_samples(), *found):
+            names = self._mentioned | ({"forward"} if issubclass(cls, torch.nn.Module) else set())
+            for base in cls.__mro__ if is_library_class(cls) else ():
+                for name in sorted(names & vars(base).keys()):
+                    value = vars(base)[name]
+                    if isinstance(value, types.FunctionType) and is_users_code(value.__code__):
+                        self._visit(value, f"dataset[1]['{qualified_name(base)}.{name}']", DEPTH)
+                names -= vars(base).keys()
 
     def add(self, held: dict[str, Held]) -> None:
         """Adds values, by name."""
@@ -303,12 +322,17 @@ class Inputs(ValueDigests):
         return self._known[cls]
 
     def _visit_own(self, x: Held, path: str, depth: int) -> None:
-        """Visits what a user's subclass adds to a library's class whose state is known: methods and attributes."""
-        if depth > 0 and self._is_users(type(x)):
+        """Visits what is beside the state of a library's object: what a user's subclass adds, and attributes that the
+        script has set (``frame.scale = 2``)."""
+        if depth <= 0:
+            return
+        is_users = self._is_users(type(x))
+        if is_users:
             self._visit_class(type(x), path, depth)
-            for name, value in attributes_of(x):
-                if self._is_read_of(x, name):
-                    self._visit(value, f"{path}.{name}", depth)
+        for name, value in attributes_of(x):
+            is_set = not name.startswith("_") and (type(value) in PLAIN if self._names is None else name in self._names)
+            if self._is_read_of(x, name) if is_users else is_set:
+                self._visit(value, f"{path}.{name}", depth)
 
     def _note_descriptors(self) -> None:
         """Adds the files whose descriptor an attribute may be."""
@@ -454,6 +478,7 @@ class Inputs(ValueDigests):
     def _visit_scope(self, code: types.CodeType, scope: dict[str, Held], depth: int) -> None:
         """Visits what code reads from its module, from other modules, and from the environment."""
         read, mentioned, imported = names_in(original(code))
+        self._mentioned |= mentioned
         module = module_name(str(scope.get("__name__", "")))
         if "globals" in read:
             read = read | (mentioned & scope.keys()) if mentioned & scope.keys() - read else frozenset(scope)
@@ -477,7 +502,9 @@ class Inputs(ValueDigests):
             self._note_environment()
         if mentioned & LOGGERS:
             self.entries["levels of loggers"] = Entry("levels", levels_of_loggers())
-        if "getrecursionlimit" in mentioned:
+        if mentioned & CALLERS:
+            self._add_opaque(f"dataset[1]['{module}.{code.co_name}']()", code, "reads the variables of its callers")
+        if mentioned & {"getrecursionlimit", "RecursionError"}:
             self.entries["recursion limit"] = Entry("limit", sys.getrecursionlimit())
         for name in sorted(imported):
             self._visit_import(_absolute(name, scope), mentioned, depth)
@@ -524,6 +551,8 @@ class Inputs(ValueDigests):
             is_users = not is_library_class(found if isinstance(found, type) else type(found))
         if is_users or type(found) in (*PLAIN, *CONTAINERS, functools.partial, types.MethodType):
             self._visit(found, path, depth)
+        elif callable(found) and (given := _named_otherwise(found, path)):
+            self.entries[path] = Entry(given, given)
 
     def _visit_import(self, name: str, mentioned: frozenset[str], depth: int, only_loaded: bool = False) -> None:
         module = sys.modules.get(name)
@@ -697,6 +726,15 @@ def _mark(*_: object) -> None:
 
 
 # -- what things are
+
+
+def _named_otherwise(x: Held, path: str) -> str:
+    """The name of a library's function or class if it is not that by which it is found: ``np.median = np.mean``. The
+    others have no entry, because libraries load them when they are asked for."""
+    name, module = getattr(x, "__name__", ""), getattr(x, "__module__", "")
+    where = readable(path).split(".")
+    is_own = str(module).partition(".")[0] == where[0] and name == where[-1]
+    return "" if is_own else f"{module}.{name}"
 
 
 def _repr_of_library(x: Held) -> str:

@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..core.errors import StokerWarning
 
@@ -57,7 +59,7 @@ Held: TypeAlias = Any  # a value of the user's, of any type
 
 
 def name_of_native(x: Held) -> object:
-    return type(x).__name__, getattr(x, "__module__", ""), getattr(x, "__qualname__", "")
+    return type(x).__name__, getattr(x, "__module__", ""), getattr(x, "__qualname__", ""), getattr(x, "__name__", "")
 
 
 def is_bound(x: Held) -> bool:
@@ -159,7 +161,23 @@ def library_settings() -> tuple[object, ...]:
     place = time.tzname, time.timezone, os.environ.get("TZ"), locale.setlocale(locale.LC_ALL)
     of_torch = str(torch.get_default_dtype()), str(torch.get_default_device()), precision, casts, is_deterministic
     limit = max(COMPILERS_LIMIT, sys.getrecursionlimit())
-    return *of_torch, *map(str, texts), flushes_denormals, raised, place, limit, *found
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]  # may replace torch's functions
+    kinds = [f"{type(x).__module__}.{type(x).__qualname__}" for x in modes]
+    return *of_torch, *kinds, *map(str, texts), flushes_denormals, raised, place, limit, *found
+
+
+def classes_of_samples() -> list[type]:
+    """Classes of libraries whose objects samples are made from, and whose methods a script can replace."""
+    places = (("PIL.Image", "Image"), ("pandas", "DataFrame"), ("pandas", "Series"))
+    found = (getattr(sys.modules.get(module), name, None) for module, name in places)
+    return [torch.Tensor, *(cls for cls in found if isinstance(cls, type))]
+
+
+def files_in_memory() -> dict[str, Held]:
+    """The files of ``memory://``, which belong to fsspec's class."""
+    module = sys.modules.get("fsspec.implementations.memory")
+    store = getattr(getattr(module, "MemoryFileSystem", None), "store", None)
+    return {"fsspec.implementations.memory": store} if store else {}
 
 
 def hooks_of_all_modules() -> dict[str, Held]:
@@ -219,6 +237,9 @@ def attributes_of(x: object) -> Iterator[tuple[str, Held]]:
 NOT_SET = "a slot that is not set"
 
 
+POINTER = struct.calcsize("P")
+
+
 def native_base(cls: type) -> type:
     """The first class in the MRO with a native layout, as in ``copyreg._reduce_ex``; ``object``: attributes only."""
     for base in cls.__mro__:
@@ -227,7 +248,20 @@ def native_base(cls: type) -> type:
         new = base.__dict__.get("__new__")
         if isinstance(new, types.BuiltinFunctionType) and new.__self__ is base:
             return base
+        if _has_hidden_fields(base):
+            return base
     return object
+
+
+def _has_hidden_fields(cls: type) -> bool:
+    """Whether native code keeps more in an object than its attributes, as in those of ``hashlib``."""
+    base = cls.__base__
+    own = cls.__basicsize__ - (base.__basicsize__ if base is not None else 0)
+    members = vars(cls)
+    known = ("__dict__" in members) + ("__weakref__" in members)
+    if own > known * POINTER:
+        known += sum(isinstance(x, types.MemberDescriptorType) for x in list(members.values()))
+    return own > known * POINTER
 
 
 def items_of(x: Held, native: type) -> Held:

@@ -34,7 +34,7 @@ from .isolate import output_size, tell_sample_time
 from .plan import globals_now
 from .store.encode import CacheError
 from .switches import names_stored
-from .users_code import has_branches, names_in
+from .users_code import attributes_read, has_branches, is_users_module, names_in
 from .value_digests import Entry, readable
 
 # Names that differ between processes or threads.
@@ -50,6 +50,9 @@ OUTPUT = PRINTS | {"log", "info", "warn", "dump", "save"}
 # Names of drawing functions that do not contain "rand".
 DRAWS = frozenset(("choice", "choices", "sample", "shuffle", "permutation", "uniform", "uniform_", "normal", "normal_"))
 DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", "poisson"))
+# Libraries that draw from generators whose states are known.
+KNOWN_GENERATORS = frozenset({"random", "numpy", "torch", "torchvision", "torchaudio", "scipy", "sklearn", "skimage"})
+KNOWN_GENERATORS |= frozenset({"albumentations", "kornia", "monai", "timm", "secrets"})
 # What a ``__getitems__`` may name that makes one sample after the other.
 BY_SAMPLE = frozenset({"__getitem__", "range", "list", "tuple", "map", "append", "int"})
 MOST_SMALL = 256  # bytes
@@ -59,6 +62,17 @@ SEED = 1000  # for samples made as a whole
 def may_draw(names: Iterable[str]) -> bool:
     """Whether code that mentions these names may draw random numbers."""
     return any("rand" in name.lower() or name in DRAWS for name in names)
+
+
+def _foreign_generator(fn: types.FunctionType) -> str:
+    """A function that may draw from a library's own generator (``cv2.randn``), whose state is in each process; "" if
+    the code names none."""
+    for root, *names in sorted(attributes_read(original(fn.__code__))):
+        owner = fn.__globals__.get(root)
+        top = owner.__name__.partition(".")[0] if isinstance(owner, types.ModuleType) else ""
+        if top and top not in KNOWN_GENERATORS and not is_users_module(owner) and may_draw(names):
+            return ".".join((root, *names))
+    return ""
 
 
 class Whole(NamedTuple):
@@ -468,7 +482,8 @@ class TrialSamples:
         if self.made_once:
             return self.made_once
         named = sorted(self._executed.user_names & OF_PROCESS)
-        return f"its code names {named[0]}" if named else ""
+        drawing = named or sorted(filter(None, map(_foreign_generator, functions_of(self.dataset))))
+        return f"its code names {drawing[0]}" if drawing else ""
 
     @functools.cached_property
     def _executed(self) -> Executed:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import types
 import weakref
@@ -125,6 +126,9 @@ def matches_positions(code: types.CodeType) -> bool:
     return any(op.opname == "MATCH_CLASS" and op.arg for op in dis.get_instructions(code))
 
 
+IN_TEXTS = frozenset({"query", "eval"})  # methods of pandas that read variables named in a text
+
+
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Global variables that a function loads; all names and identifier-like strings that it mentions; modules that it
@@ -132,6 +136,10 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], froz
     read, mentioned, imported = set(), set(), set()
     for c in codes_of(code):
         mentioned |= {*c.co_names, *strings_in(c.co_consts)}
+        if not IN_TEXTS.isdisjoint(c.co_names):  # ``frame.query("x > @limit")``
+            named = {name for text in c.co_consts if isinstance(text, str) for name in re.findall(r"@(\w+)", text)}
+            read |= named
+            mentioned |= named
         before: list[object] = []  # values of the last two instructions: the level, and the names after ``import``
         for op in dis.get_instructions(c):
             if op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):

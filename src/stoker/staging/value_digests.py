@@ -162,13 +162,17 @@ class ValueDigests(ABC):
         if x.dtype.hasobject:
             digest: object = self._flat(x.reshape(-1).tolist(), plain=False, path=path)
         elif isinstance(x, np.memmap) and x.nbytes > MOST_MAPPED_BYTES and getattr(x, "filename", None):
+            if x.mode == "c":
+                return self._opaque_entry(path, x, "is a large private map of a file")
+            x.flush()  # else a second write to a page would not change the time of the last one
             digest = file_stamp(str(x.filename))  # its file is the input
         else:
             digest = self._bytes_token(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) if x.size else b""
         is_plain = type(x) in (np.ndarray, np.memmap)
         own = b"" if is_plain else self._flat(dict(attributes_of(x)), plain=False, path=path)
         described = repr(x.dtype), str(x.dtype.metadata or "")
-        return Entry(text, (type(x).__name__, *described, x.shape, x.strides if x.size else (), digest, own))
+        layout = x.shape, x.strides if x.size else (), x.flags.writeable
+        return Entry(text, (type(x).__name__, *described, *layout, digest, own))
 
     def _tensor(self, x: torch.Tensor, path: str) -> Entry:
         text = "a tensor"
@@ -196,7 +200,9 @@ class ValueDigests(ABC):
     def _table(self, x: Held, path: str) -> Entry:
         columns = [(str(name), column) for name, column in columns_of(x)]
         found = [(name, str(c.dtype), self._column(c, path)) for name, c in columns]
-        described = [list(map(str, getattr(x, "columns", ()))), getattr(x, "attrs", None)]
+        labels = [(type(name).__name__, str(name)) for name in getattr(x, "columns", ())]
+        names = [str(getattr(getattr(x, axis, None), "names", "")) for axis in ("columns", "index")]
+        described = [labels, names, str(getattr(x, "name", "")), getattr(x, "attrs", None)]
         more = self._flat(described, plain=False, path=path)
         return Entry(f"a {type(x).__name__} of {len(x)}", (type(x).__name__, x.shape, more, tuple(found)))
 
