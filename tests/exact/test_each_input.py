@@ -114,6 +114,7 @@ def test_a_text_names_a_variable() -> None:
 
 def test_a_generator_of_an_unknown_library() -> None:
     native = types.ModuleType("native")
+    native.__file__ = np.__file__
     native.randn = lambda: 0.5  # type: ignore[attr-defined]
     scope = {"native": native, "np": np, "random": random}
     codes = {"native.randn()": "native.randn", "np.random.rand()": "", "random.random()": "", "native.sum()": ""}
