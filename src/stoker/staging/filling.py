@@ -239,7 +239,9 @@ class Filler:
                 if len(samples) == len(misses) and self._may_keep_together(samples, make, took * len(misses) / 1e9):
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
         branches.begin()
-        made = self.by_threads([indices[k] for k in misses]) if states is None else {}
+        # Not for the first batch, which has new branches; these are vetted sample by sample.
+        by_threads = states is None and self.part_s > 0
+        made = self.by_threads([indices[k] for k in misses]) if by_threads else {}
         # Samples without a part are made after these.
         self.were_in_order = not made and get_many is None and len(misses) == asked
         if self.vetting.new():  # threads record branches in one place: which sample took a new one is unknown

@@ -41,6 +41,7 @@ from .callee import key_of
 from .library_objects import (
     BOUND,
     CONTAINERS,
+    GENERATORS,
     NATIVE_CODE,
     Held,
     attributes_of,
@@ -51,6 +52,7 @@ from .library_objects import (
     levels_of_loggers,
     library_settings,
     native_base,
+    options_of,
     stamp_of_descriptor,
     token_of_plain,
     working_folder,
@@ -190,6 +192,8 @@ class Inputs(ValueDigests):
         if self._beside_descriptors:
             self._note_descriptors()
         self.entries["settings of libraries"] = Entry("settings", library_settings())
+        for package, options in options_of(self.packages).items():
+            self.entries[f"options of {package}"] = Entry("options", options)
         if not self._across_runs:  # then the stamps of files tell
             self.entries["the working folder"] = Entry(working_folder(), working_folder())
 
@@ -330,7 +334,8 @@ class Inputs(ValueDigests):
         if is_users:
             self._visit_class(type(x), path, depth)
         for name, value in attributes_of(x):
-            is_set = not name.startswith("_") and (type(value) in PLAIN if self._names is None else name in self._names)
+            is_plain = type(value) in PLAIN and not isinstance(x, GENERATORS)  # ``random.gauss`` sets an attribute
+            is_set = not name.startswith("_") and (is_plain if self._names is None else name in self._names)
             if self._is_read_of(x, name) if is_users else is_set:
                 self._visit(value, f"{path}.{name}", depth)
 
@@ -480,7 +485,7 @@ class Inputs(ValueDigests):
         read, mentioned, imported = names_in(original(code))
         self._mentioned |= mentioned
         module = module_name(str(scope.get("__name__", "")))
-        if "globals" in read:
+        if "globals" in read or "__globals__" in mentioned:
             read = read | (mentioned & scope.keys()) if mentioned & scope.keys() - read else frozenset(scope)
         for name in sorted(read):
             path = f"dataset[1]['{module}.{name}']"

@@ -18,7 +18,8 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from _multiprocessing import SemLock  # type: ignore[import-not-found]
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,12 +32,14 @@ from ..core.errors import StokerWarning
 NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 # Their contents do not affect samples.
-IGNORED = (*GENERATORS, type(threading.Lock()), type(threading.RLock()), threading.Condition, logging.Handler)
+LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, SemLock)
+IGNORED = (*GENERATORS, *LOCKS, logging.Handler)
 LIBRARY_STATES = {  # the part of a standard-library object that affects samples
     threading.Event: lambda x: x.is_set(),
     threading.Semaphore: lambda x: x._value,
     logging.Logger: lambda x: (x.getEffectiveLevel(), x.disabled, x.manager.disable),
     threading.Thread: lambda x: "",
+    os.DirEntry: lambda x: x.path,
     types.MappingProxyType: dict,
     re.Pattern: lambda x: (x.pattern, x.flags),  # its repr is cut off
 }
@@ -51,6 +54,11 @@ HANDLES = {  # by package: attribute that names the file
     "zipfile": "filename",
     "tarfile": "name",
 }
+OPTIONS = {  # by package: where its options are
+    "pandas": ("pandas._config.config", "_global_config"),
+    "sklearn": ("sklearn._config", "get_config"),
+    "matplotlib": ("matplotlib", "rcParams"),
+}
 CONTAINERS = (list, tuple, dict, collections.OrderedDict, set, frozenset, collections.deque)
 BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)  # methods of native objects: ``self.names.index``
 HEAPTYPE = 1 << 9
@@ -60,6 +68,12 @@ Held: TypeAlias = Any  # a value of the user's, of any type
 
 def name_of_native(x: Held) -> object:
     return type(x).__name__, getattr(x, "__module__", ""), getattr(x, "__qualname__", ""), getattr(x, "__name__", "")
+
+
+def is_compiled_function(x: Held) -> bool:
+    """Whether an object is a function of Cython or nanobind, which have function types of their own."""
+    name = vars(type(x)).get("__name__")
+    return callable(x) and bool(type(x).__flags__ & HEAPTYPE) and isinstance(name, types.GetSetDescriptorType)
 
 
 def is_bound(x: Held) -> bool:
@@ -171,6 +185,25 @@ def classes_of_samples() -> list[type]:
     places = (("PIL.Image", "Image"), ("pandas", "DataFrame"), ("pandas", "Series"))
     found = (getattr(sys.modules.get(module), name, None) for module, name in places)
     return [torch.Tensor, *(cls for cls in found if isinstance(cls, type))]
+
+
+def options_of(packages: Collection[str]) -> dict[str, object]:
+    """Options that scripts set in packages: ``pd.set_option``, ``sklearn.set_config``, ``matplotlib.rcParams``."""
+    found: dict[str, object] = {}
+    for package, (module, name) in OPTIONS.items():
+        held = getattr(sys.modules.get(module), name, None) if package in packages else None
+        held = held() if callable(held) else held
+        if held is not None:
+            found[package] = sorted(map(repr, _plain_items(held, "")))
+    return found
+
+
+def _plain_items(held: Held, path: str) -> Iterator[tuple[str, object]]:
+    for key, value in dict(held).items():
+        if isinstance(value, dict):
+            yield from _plain_items(value, f"{path}.{key}")
+        elif isinstance(value, (str, int, float, bool, type(None), list, tuple)):
+            yield f"{path}.{key}", value
 
 
 def files_in_memory() -> dict[str, Held]:

@@ -38,6 +38,7 @@ from .library_objects import (
     columns_of,
     file_stamp,
     is_bound,
+    is_compiled_function,
     name_of_native,
     size_of_arrow,
     stamp_of_handle,
@@ -114,7 +115,7 @@ class ValueDigests(ABC):
             return Entry("code", token_of_code(x))
         if isinstance(x, np.ufunc) and all(set(loop) <= set("O->") for loop in x.types):  # from ``np.frompyfunc``
             return self._opaque_entry(path, x)
-        if isinstance(x, (*IGNORED, *NATIVE_CODE)) and not is_bound(x):
+        if is_compiled_function(x) or (isinstance(x, (*IGNORED, *NATIVE_CODE)) and not is_bound(x)):
             return Entry(f"a {type(x).__name__}", name_of_native(x))
         for kind, state in LIBRARY_STATES.items():
             if type(x) is kind:

@@ -95,12 +95,17 @@ def take_back(loader: LoaderLike) -> str:
     return changed
 
 
+def loop_may_write(loader: LoaderLike, found: TrialResult) -> bool:
+    """Whether what the loop writes to a batch that its own process made may change the dataset."""
+    return found.is_view and not (loader._auto_collation and is_plain(loader.collate_fn))
+
+
 def why_none(loader: LoaderLike, found: TrialResult, workers: int) -> str:
     """Why a loader without workers must stay so; "" if ``workers`` make the same batches."""
     changes = found.changes or ("data" if found.may_write else "") or written_by_collate(loader)
     if changes:
         return f"loading a sample may change {changes}, and the script would not see that change from a worker"
-    if found.is_view and not (loader._auto_collation and is_plain(loader.collate_fn)):
+    if loop_may_write(loader, found):
         return "samples are views of the dataset's memory, and what the loop writes to a worker's batch would be lost"
     if found.may_print:
         return "samples may print or log, and the lines of workers come in another order"

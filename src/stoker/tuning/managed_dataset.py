@@ -45,6 +45,7 @@ from ..workers.fetcher import is_plain
 from .applied_loader import applied_to
 from .cache_pays import why_comparing_does_not_pay, why_it_does_not_pay
 from .cached_epochs import CachedEpochs, Maker
+from .given_workers import loop_may_write
 
 T = TypeVar("T")
 LIMIT_S = 30.0  # for a trial
@@ -383,6 +384,9 @@ class ManagedDataset:
             return None
         if self.found is not None and self.found.forgets and not int(loader.num_workers):
             self.reason = f"{self.found.forgets} has an lru_cache of limited size, which each call may change"
+            return None
+        if self.found is not None and not int(loader.num_workers) and loop_may_write(loader, self.found):
+            self.reason = "samples are views of the dataset's memory, to which the loop may write"
             return None
         changed = self._changed_by(loader, [loader.collate_fn, loader.worker_init_fn], self.staged)
         if changed:
