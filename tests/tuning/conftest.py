@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ def put_behind_apply(cls: type[DataLoader[Any]], monkeypatch: pytest.MonkeyPatch
         "_made": deque(),
         "_vain": [],
         "_lost": [],
+        "_used_once": Counter(),
         "_tried_s": [],
         "_released": [],
         "_kept_by_script": set(),
