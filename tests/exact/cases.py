@@ -1062,6 +1062,23 @@ class FileInMemory(Case):
             self.write("2.0")
 
 
+class RareFileInAFolderOfItsOwn(Case):
+    def __init__(self, folder: Path) -> None:
+        self.parts = folder.parts
+        (folder / "aux1").mkdir()
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        if i % 12 == 7:
+            with open(os.path.join(*self.parts, "aux" + str(1), f"{i}.msk")) as file:
+                return slow(i) * float(file.read())
+        return slow(i)
+
+    def between(self, epoch: int) -> None:
+        for i in (7, 19):
+            Path(*self.parts, "aux1", f"{i}.msk").write_text(f"{1 + epoch // 2}")
+
+
 class DeeperThanAllowed(Case):
     def __init__(self, folder: Path) -> None:
         sys.setrecursionlimit(1000)

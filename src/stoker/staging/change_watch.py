@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -108,6 +108,10 @@ class ChangeWatch:
             self._asked.clear()
         self._asked.update(indices)
         return repeated
+
+    def missed_file(self, places: Mapping[str, Collection[str]]) -> str:
+        """A path among those that a sample opened or asked for that is not watched; "" if all are."""
+        return "" if self._files is None else self._files.missed(places)
 
     def changes(self) -> list[str]:
         """Describes what has changed since the cache was started."""

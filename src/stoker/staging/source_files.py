@@ -219,6 +219,22 @@ class SourceFiles:
             return []
         return [path for path, stamp in {**self.stamps, **now}.items() if now.get(path) != self.stamps.get(path)]
 
+    def missed(self, places: Mapping[str, Collection[str]]) -> str:
+        """A path among these (see ``isolate.places``) that is not compared; "" if all are."""
+        trees = {os.path.abspath(tree) for tree in self._trees}
+        for folder, names in places.items():
+            kinds = self._folders.get(folder, Kinds(False, frozenset()))
+            for pattern, alike in self._beside.items():
+                kinds = kinds.joined(alike) if folder in matching(pattern) else kinds
+            if any(folder == tree or folder.startswith(f"{tree}/") for tree in trees):
+                continue
+            for name in names:
+                path = os.path.join(folder, name)
+                is_known = path in self.stamps or os.path.relpath(path) in self.stamps or kinds.has(name)
+                if not (kinds.is_all if name == EVERYTHING else is_known or os.path.isdir(path)):
+                    return path
+        return ""
+
 
 def _named(dataset: object, more: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
     """Files, folders, and absolute paths of nothing, named by a dataset's strings and by ``more``."""

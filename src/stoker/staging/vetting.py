@@ -11,7 +11,7 @@ import random
 import re
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..core.random_state import RandomState
 from . import branches
 from .change_watch import shortly
 from .executed_code import Executed
-from .isolate import output_size, run_isolated
+from .isolate import output_size, places, run_isolated
 from .plan import Unplanned
 from .samples import occupy
 from .source import Function, NoSource, compiled_like, marked_lambda, tree_of
@@ -50,8 +50,10 @@ class Vetting:
         vetted: branches.Vetted,
         states: Callable[[], RandomState],
         end: Callable[[str], None],
+        missed_file: Callable[[Mapping[str, Collection[str]]], str],
     ) -> None:
         self.dataset = dataset
+        self._missed_file = missed_file  # among those that a sample looks at: one that nobody compares
         self._split = split  # how the dataset is divided; None: changes by samples are the user's responsibility
         self._vetted = vetted
         self._states = states
@@ -117,7 +119,7 @@ class Vetting:
         written = output_size()
         is_same = self._is_same(made, make, code, set(plan.moves if plan else ()))
         is_quiet = output_size() == written  # a cached sample prints and logs nothing
-        is_same = is_same and is_quiet and not code.asks
+        is_same = is_same and is_quiet and not code.asks and not self._missed_file(places())
         if split is None or held is None:
             return is_same, False, []
         # What it reads must be among what is compared at each epoch: new code may be found under any name.
