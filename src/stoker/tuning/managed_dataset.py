@@ -386,7 +386,7 @@ class ManagedDataset:
             self.reason = f"{self.found.forgets} has an lru_cache of limited size, which each call may change"
             return None
         if self.found is not None and not int(loader.num_workers) and loop_may_write(loader, self.found):
-            self.reason = "samples are views of the dataset's memory, to which the loop may write"
+            self.reason = "samples are memory of the dataset's, to which the loop may write; with workers it cannot"
             return None
         changed = self._changed_by(loader, [loader.collate_fn, loader.worker_init_fn], self.staged)
         if changed:
