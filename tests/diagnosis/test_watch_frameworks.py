@@ -369,7 +369,7 @@ ALONE = (
     if __name__ == "__main__":
         torch.manual_seed(0)
         loader = Stateful(Slow(), batch_size=4, num_workers=2, shuffle=True)
-        for epoch in range(4):
+        for epoch in range(12):  # the trial may end late on a busy machine
             print([b.tolist() for b in loader])
 """
 )
