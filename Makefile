@@ -128,6 +128,7 @@ bench: $(STAMP) $(SCRIPTS_STAMP) ## stoker against torch, alternated in one run
 	@$(PY) -m benchmarks run
 	@$(PY) -m benchmarks.observe
 	@$(PY) -m benchmarks.staging run
+	@$(PY) -m benchmarks.runs run
 	@.venv-scripts/bin/python -m benchmarks.scripts run
 
 bench-gpu: $(STAMP) ## the same with a device; says so where there is none
