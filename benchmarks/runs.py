@@ -81,10 +81,8 @@ def wait_until_kept(folder: Path) -> None:
     end = time.monotonic() + KEPT_S
     while time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
-            if (
-                sum(np.count_nonzero(np.load(x.path / "place.npy")) for x in listed(folder / "stoker" / "staged"))
-                >= PHOTOS
-            ):
+            places = [np.load(cache.path / "place.npy") for cache in listed(folder / "stoker" / "staged")]
+            if sum(map(np.count_nonzero, places)) >= PHOTOS:
                 return
         time.sleep(0.1)
     raise RuntimeError("nothing was kept")

@@ -109,9 +109,9 @@ class ChangeWatch:
         self._asked.update(indices)
         return repeated
 
-    def missed_file(self, places: Mapping[str, Collection[str]]) -> str:
+    def unwatched_file(self, places: Mapping[str, Collection[str]]) -> str:
         """A path among those that a sample opened or asked for that is not watched; "" if all are."""
-        return "" if self._files is None else self._files.missed(places)
+        return "" if self._files is None else self._files.unwatched(places)
 
     def changes(self) -> list[str]:
         """Describes what has changed since the cache was started."""

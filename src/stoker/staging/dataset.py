@@ -175,7 +175,7 @@ class Staged(Wrapper):
         self._watch = watch or ChangeWatch(self._inputs, opened, self._source_files)
         self._unmarked = mark(self._watch.functions) if split is not None else ""
         is_whole = self._augment is None
-        asked = self._vetted, self._disable, self._watch.missed_file
+        asked = self._vetted, self._disable, self._watch.unwatched_file
         self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, *asked)
         self._filler.elsewhere = self._kept
 

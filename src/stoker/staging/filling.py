@@ -83,7 +83,7 @@ class Filler:
         is_whole: bool,
         vetted: branches.Vetted,
         disable: Callable[..., None],
-        missed_file: Callable[[Mapping[str, Collection[str]]], str],
+        unwatched_file: Callable[[Mapping[str, Collection[str]]], str],
     ) -> None:
         self._dataset = dataset
         self._split = split  # how the dataset is divided; None: by ``prepare`` and ``augment``
@@ -93,7 +93,7 @@ class Filler:
         self._disable = disable  # called with the reason when the cache becomes unusable
         self._vetted = vetted
         self._held: list[Attributes] | None = None
-        self.vetting = Vetting(dataset, split, vetted, self.random_states, disable, missed_file)
+        self.vetting = Vetting(dataset, split, vetted, self.random_states, disable, unwatched_file)
         self._samples = len(dataset)
         self._asked = 0  # samples requested, including those in the cache
         self.leaves_begun = False  # does not make what another process has begun to make

@@ -219,7 +219,7 @@ class SourceFiles:
             return []
         return [path for path, stamp in {**self.stamps, **now}.items() if now.get(path) != self.stamps.get(path)]
 
-    def missed(self, places: Mapping[str, Collection[str]]) -> str:
+    def unwatched(self, places: Mapping[str, Collection[str]]) -> str:
         """A path among these (see ``isolate.places``) that is not compared; "" if all are."""
         trees = {os.path.abspath(tree) for tree in self._trees}
         for folder, names in places.items():

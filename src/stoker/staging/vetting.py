@@ -50,10 +50,10 @@ class Vetting:
         vetted: branches.Vetted,
         states: Callable[[], RandomState],
         end: Callable[[str], None],
-        missed_file: Callable[[Mapping[str, Collection[str]]], str],
+        unwatched_file: Callable[[Mapping[str, Collection[str]]], str],
     ) -> None:
         self.dataset = dataset
-        self._missed_file = missed_file  # among those that a sample looks at: one that nobody compares
+        self._unwatched_file = unwatched_file  # among those that a sample looks at: one that nobody compares
         self._split = split  # how the dataset is divided; None: changes by samples are the user's responsibility
         self._vetted = vetted
         self._states = states
@@ -119,7 +119,7 @@ class Vetting:
         written = output_size()
         is_same = self._is_same(made, make, code, set(plan.moves if plan else ()))
         is_quiet = output_size() == written  # a cached sample prints and logs nothing
-        is_same = is_same and is_quiet and not code.asks and not self._missed_file(places())
+        is_same = is_same and is_quiet and not code.asks and not self._unwatched_file(places())
         if split is None or held is None:
             return is_same, False, []
         # What it reads must be among what is compared at each epoch: new code may be found under any name.
