@@ -943,18 +943,22 @@ class AnotherUnderItsName(Case):
             np.median = np.mean
 
 
-class AskedOfTheCaller(Case):
+EPOCH = [0]
+
+
+def told_by_a_frame() -> float:
+    return float(1 + sys._getframe().f_globals["EPOCH"][0])
+
+
+class ToldByAFrame(Case):
     def __init__(self, folder: Path) -> None:
-        self.epoch = 0
+        EPOCH[0] = 0
 
     def __getitem__(self, i: int) -> Any:
-        frame: Any = sys._getframe()
-        while frame is not None and "exact_epoch" not in frame.f_globals:
-            frame = frame.f_back
-        return slow(i) * (1.0 if frame is None else frame.f_globals["exact_epoch"])
+        return slow(i) * told_by_a_frame()
 
     def between(self, epoch: int) -> None:
-        sys.modules["__main__"].exact_epoch = epoch  # type: ignore[attr-defined]
+        EPOCH[0] = epoch // 2
 
 
 class Doubling(TorchFunctionMode):

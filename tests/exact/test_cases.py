@@ -56,7 +56,7 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "EnvironmentOfTheLastSample": "os.environ",
     "UfuncOfPython": "ufunc",
     "HashedFurther": "HASH",
-    "AskedOfTheCaller": "cannot be split",
+    "ToldByAFrame": "reads the variables of its callers",
 }
 
 
